@@ -1,0 +1,76 @@
+"""Every exception that Argosy raises on purpose; each says what happened, with values, and the fix.
+
+The command line prints the two lines and exits with the class's `exit_code`; the traceback goes to the log.
+Exit codes of the classes are documented in docs/reference/exit-codes.md.
+"""
+
+from __future__ import annotations
+
+
+class ArgosyError(Exception):
+    """Root of all errors for people: `what` happened, and the `fix`."""
+
+    exit_code = 70
+
+    def __init__(self, what: str, *, fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  fix: {self.fix}" if self.fix else self.what
+
+
+class ConfigError(ArgosyError):
+    """The spec or the command line is wrong; nothing was started."""
+
+    exit_code = 64
+
+
+class NotFoundError(ArgosyError):
+    """No such run, role or process."""
+
+    exit_code = 66
+
+
+class ClusterError(ArgosyError):
+    """The local cluster cannot be started or reached."""
+
+    exit_code = 69
+
+
+class HomeError(ArgosyError):
+    """The home directory cannot be used: unwritable, full, or of another version."""
+
+    exit_code = 73
+
+
+class ProtocolError(ArgosyError):
+    """The other side sent what this version cannot accept."""
+
+    exit_code = 76
+
+
+class RunFailed(ArgosyError):
+    """The run ended without success; carries the first cause's exit code."""
+
+    def __init__(self, what: str, *, fix: str = "", exit_code: int = 1) -> None:
+        super().__init__(what, fix=fix)
+        self.exit_code = exit_code
+
+
+class GenerationChanged(ArgosyError):
+    """A member left or joined the gang: call `rejoin()` to get the new generation."""
+
+    exit_code = 75
+
+
+class InvariantError(ArgosyError):
+    """A bug of ours: a decider met an impossible transition; carries the story that led to it."""
+
+    exit_code = 70
+
+    def __init__(self, what: str, *, story: list[str] | None = None) -> None:
+        lines = "".join(f"\n    {line}" for line in (story or []))
+        super().__init__(f"{what}; the story:{lines}" if lines else what, fix="report this with the story above")
+        self.story = story or []
