@@ -1,0 +1,257 @@
+"""Facts: what the event log holds, the only truth about a cluster.
+
+The controller appends them; all other state (runs, attempts, queue) is a projection rebuilt from them. A fact is never
+changed or taken back. Facts hold no environment values and no secrets.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from argosy.config.spec import RunSpec
+
+FailureClass = Literal["user", "host", "hang", "preemption"]
+Outcome = Literal["succeeded", "failed", "stopped", "cancelled"]
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """Base of all facts; `kind` on the wire is the class's tag."""
+
+
+class HostJoined(Fact, tag="host.joined"):
+    """An agent with a keeper reported for duty. A new keeper id means the old keeper's processes are gone."""
+
+    host: str
+    keeper: str
+    cpus: int
+    memory_bytes: int
+    pid: int = 0
+
+
+class HostLost(Fact, tag="host.lost"):
+    """No sign of a host for too long (off-host agents only; silence never ends a process on this machine)."""
+
+    host: str
+    reason: str
+
+
+class CommandAccepted(Fact, tag="command.accepted"):
+    """A client asked for something and was told yes; a CommandDone with the same id follows."""
+
+    command: str
+    verb: str
+    """submit, stop, kill, cancel, exec, signal, drain, …"""
+    target: str = ""
+
+
+class CommandDone(Fact, tag="command.done"):
+    """What became of an accepted command."""
+
+    command: str
+    outcome: str
+    """ok, or what prevented it"""
+
+
+class RunSubmitted(Fact, tag="run.submitted"):
+    """A run exists from here on; it waits in the queue."""
+
+    run: str
+    name: str
+    spec: RunSpec
+    env_blob: str
+    """Digest of the submitter's environment; the values live in the keeper."""
+    env_names: list[str] = []
+    cwd: str = "/"
+    umask: int = 0o022
+    limits: dict[str, tuple[int, int]] = {}
+    affinity: list[int] = []
+    python: str = ""
+    secret_blobs: dict[str, str] = {}
+    array_index: int | None = None
+
+
+class RunAdmitted(Fact, tag="run.admitted"):
+    """The queue let the run start; `hosts` says where each process lives."""
+
+    run: str
+    hosts: dict[str, list[str]]
+    """role -> host of each index, spares last"""
+
+
+class PortsReserved(Fact, tag="run.ports"):
+    """The host holds the run's ports."""
+
+    run: str
+    host: str
+    ports: dict[str, int]
+    """`role/index/name` -> number"""
+
+
+class PortsRefused(Fact, tag="run.ports_refused"):
+    """A port could not be had; the run fails."""
+
+    run: str
+    host: str
+    reason: str
+
+
+class GenerationFormed(Fact, tag="gang.formed"):
+    """A gang's new membership: `members[rank]` is the process index. Also the fencing token."""
+
+    run: str
+    role: str
+    generation: int
+    members: list[int]
+    reason: str
+
+
+class AttemptPlanned(Fact, tag="attempt.planned"):
+    """One start of one process was decided. Durable before anything is started."""
+
+    attempt: str
+    run: str
+    role: str
+    index: int
+    number: int
+    """0 for a process's first start, then 1, …"""
+    host: str
+    not_before: float = 0.0
+    """Wall-clock second of the earliest start (backoff)."""
+    generation: int = 0
+    rank: int | None = None
+    parked: bool = False
+    """A spare: forked and held at its gate until a generation takes it."""
+    reason: str = ""
+
+
+class AttemptReleased(Fact, tag="attempt.released"):
+    """A parked spare was given a rank."""
+
+    attempt: str
+    run: str
+    generation: int
+    rank: int
+
+
+class AttemptStarted(Fact, tag="attempt.started"):
+    """The keeper has the process."""
+
+    attempt: str
+    run: str
+    pid: int
+    how: Literal["fork", "exec"]
+    note: str = ""
+    """Why a warm fork was not possible."""
+
+
+class AttemptReady(Fact, tag="attempt.ready"):
+    """Its probe succeeded, or it said so over its link; without a probe: it started."""
+
+    attempt: str
+    run: str
+
+
+class AttemptJoined(Fact, tag="attempt.joined"):
+    """The program knows Argosy: it called `argosy.join()` and can re-form in place."""
+
+    attempt: str
+    run: str
+    generation: int
+
+
+class AttemptProgressed(Fact, tag="attempt.progressed"):
+    """It reported its first step since it started (later steps are not facts)."""
+
+    attempt: str
+    run: str
+    step: int
+
+
+class AttemptStopping(Fact, tag="attempt.stopping"):
+    """It was told to end: `term` = stop signal then, after the grace, the whole tree; `kill` = the tree at once."""
+
+    attempt: str
+    run: str
+    level: Literal["term", "kill"]
+    reason: str
+
+
+class AttemptExited(Fact, tag="attempt.exited"):
+    """Reaped, its whole tree swept. Exactly one of code, signal is set; both None: it could not be started (`error`) or was lost with its keeper (`lost`)."""
+
+    attempt: str
+    run: str
+    code: int | None = None
+    signal: int | None = None
+    is_oom: bool = False
+    lost: bool = False
+    hung: bool = False
+    error: str = ""
+    """Traceback, error file or exec error; bounded."""
+    swept: int = 0
+    """Descendants that had to be killed."""
+    at: float = 0.0
+    """Wall-clock second at which the keeper saw it."""
+
+
+class StopRequested(Fact, tag="run.stop_requested"):
+    """Somebody (or a policy) wants the run to end."""
+
+    run: str
+    hard: bool
+    reason: str
+
+
+class RunEnded(Fact, tag="run.ended"):
+    """No process of the run is left."""
+
+    run: str
+    outcome: Outcome
+    exit_code: int
+    reason: str = ""
+    first_cause: str = ""
+    """Attempt that failed first."""
+
+
+class Note(Fact, tag="note"):
+    """Something a person should know: a fallback, a full log disk, a restarted part. Steers nothing."""
+
+    run: str = ""
+    attempt: str = ""
+    level: Literal["info", "warning", "error"] = "info"
+    text: str
+
+
+AnyFact = (
+    HostJoined
+    | HostLost
+    | CommandAccepted
+    | CommandDone
+    | RunSubmitted
+    | RunAdmitted
+    | PortsReserved
+    | PortsRefused
+    | GenerationFormed
+    | AttemptPlanned
+    | AttemptReleased
+    | AttemptStarted
+    | AttemptReady
+    | AttemptJoined
+    | AttemptProgressed
+    | AttemptStopping
+    | AttemptExited
+    | StopRequested
+    | RunEnded
+    | Note
+)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact in the log: `seq` is its place, `at` the wall-clock second, `source` (keeper id, number) if a keeper saw it."""
+
+    seq: int
+    at: float
+    fact: AnyFact
+    source: tuple[str, int] | None = None

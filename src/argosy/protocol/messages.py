@@ -1,0 +1,169 @@
+"""Messages between controller and agent; one tagged union per direction, JSON in length-prefixed frames.
+
+Both directions survive loss, doubling and reorder: wants carry a version per host and are sent again until acknowledged,
+observations carry (keeper, number) and are sent again until acknowledged durably.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+MOST_FRAME_BYTES = 16 << 20
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"):
+    """Base of all messages."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that a keeper needs to start one attempt; see docs/reference/keeper-protocol.md."""
+
+    attempt: str
+    run: str
+    role: str
+    index: int
+    program: dict[str, Any]
+    """{"kind": "exec", "argv": [...]} | {"kind": "script", "path", "args"} | {"kind": "module", "name", "args"}"""
+    python: str
+    env_blob: str
+    env: dict[str, str]
+    """Added to the submitter's environment; wins over it."""
+    cwd: str
+    umask: int
+    limits: dict[str, tuple[int, int]]
+    affinity: list[int]
+    stdout: str
+    stderr: str
+    generation: int = 0
+    rank: int | None = None
+    world_size: int = 0
+    gang: bool = False
+    parked: bool = False
+    preload: list[str] = []
+    warm: bool = False
+    threads: int | None = None
+    nice: int = 0
+    memory_bytes: int | None = None
+    tty: bool = False
+    ports: dict[str, int] = {}
+    """name -> held port of this process"""
+    secret_blobs: dict[str, str] = {}
+    error_file: str = ""
+    stop_signal: str = "SIGTERM"
+    grace_seconds: float = 10.0
+    log_bytes: int = 1 << 30
+    probe: dict[str, Any] | None = None
+    not_before: float = 0.0
+    """Wall-clock second; the agent waits until then."""
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one attempt on one host should be; the newest version per attempt counts."""
+
+    attempt: str
+    version: int
+    state: Literal["running", "term", "kill", "gone"]
+    """gone: ended and acknowledged, the host may forget it"""
+    launch: Launch | None = None
+    """with running; also the changed launch of a released spare (parked false, rank set)"""
+    reform: dict[str, Any] | None = None
+    """with running, for a member that joined: {"generation", "rank", "world_size"}: tell it to re-form in place"""
+
+
+class Reserve(msgspec.Struct, frozen=True, kw_only=True):
+    """Ports to hold for a run: `role/index/name` -> number, 0 for any."""
+
+    run: str
+    version: int
+    ports: dict[str, int]
+    """Empty: release them, the run is over."""
+
+
+# --- agent -> controller -------------------------------------------------------------------------------------------
+
+
+class Hello(Message, tag="hello"):
+    """First message of an agent, and again after every reconnect."""
+
+    version: int
+    host: str
+    keeper: str
+    pid: int
+    cpus: int
+    memory_bytes: int
+    alive: list[str]
+    """Attempts the keeper holds, running or ended but not acknowledged; what is not here is gone."""
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing a host saw; number is the keeper's sequence number."""
+
+    number: int
+    kind: Literal["started", "exited", "ready", "joined", "progressed", "hung", "ports", "ports_refused", "note"]
+    attempt: str = ""
+    run: str = ""
+    data: dict[str, Any] = {}
+    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · ports: ports · ports_refused: reason · note: level text"""
+
+
+class Report(Message, tag="report"):
+    """What happened since the last acknowledged number, in order; sent again until acknowledged."""
+
+    host: str
+    keeper: str
+    observed: list[Observed] = []
+    wants_version: int = 0
+    """Highest want version such that it and all below have been received."""
+
+
+class Answer(Message, tag="answer"):
+    """Reply to an Ask."""
+
+    id: int
+    ok: bool
+    data: dict[str, Any] = {}
+    error: str = ""
+
+
+# --- controller -> agent -------------------------------------------------------------------------------------------
+
+
+class Welcome(Message, tag="welcome"):
+    """Answer to Hello: the controller knows this keeper up to this number."""
+
+    version: int
+    acknowledged: int
+
+
+class Wants(Message, tag="wants"):
+    """Everything that changed for this host since the version the agent has reported."""
+
+    since: int
+    version: int
+    wants: list[Want] = []
+    reserves: list[Reserve] = []
+
+
+class Acknowledge(Message, tag="acknowledge"):
+    """All observations of this keeper up to the number are durable."""
+
+    keeper: str
+    number: int
+
+
+class Ask(Message, tag="ask"):
+    """A question or side errand that is not part of the desired state; at most once, may be lost with the link.
+
+    verbs: put_blob {data}, get_blob {name}, stacks {attempts}, exec {attempt, argv, tty, env}, signal {attempt, signal}, statistics {}, shutdown {}.
+    """
+
+    id: int
+    verb: str
+    data: dict[str, Any] = {}
+
+
+FromAgent = Hello | Report | Answer
+FromController = Welcome | Wants | Acknowledge | Ask
