@@ -72,5 +72,7 @@ class InvariantError(ArgosyError):
 
     def __init__(self, what: str, *, story: list[str] | None = None) -> None:
         lines = "".join(f"\n    {line}" for line in (story or []))
-        super().__init__(f"{what}; the story:{lines}" if lines else what, fix="report this with the story above")
+        super().__init__(
+            f"{what}; the story:{lines}" if lines else what, fix="report this with the story above"
+        )
         self.story = story or []

@@ -14,7 +14,14 @@ PROTOCOL_VERSION = 1
 MOST_FRAME_BYTES = 16 << 20
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"):
+class Message(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+):
     """Base of all messages."""
 
 
@@ -85,7 +92,7 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
 # --- agent -> controller -------------------------------------------------------------------------------------------
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, kw_only=True, tag="hello"):
     """First message of an agent, and again after every reconnect."""
 
     version: int
@@ -102,14 +109,24 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing a host saw; number is the keeper's sequence number."""
 
     number: int
-    kind: Literal["started", "exited", "ready", "joined", "progressed", "hung", "ports", "ports_refused", "note"]
+    kind: Literal[
+        "started",
+        "exited",
+        "ready",
+        "joined",
+        "progressed",
+        "hung",
+        "ports",
+        "ports_refused",
+        "note",
+    ]
     attempt: str = ""
     run: str = ""
     data: dict[str, Any] = {}
     """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · ports: ports · ports_refused: reason · note: level text"""
 
 
-class Report(Message, tag="report"):
+class Report(Message, kw_only=True, tag="report"):
     """What happened since the last acknowledged number, in order; sent again until acknowledged."""
 
     host: str
@@ -119,7 +136,7 @@ class Report(Message, tag="report"):
     """Highest want version such that it and all below have been received."""
 
 
-class Answer(Message, tag="answer"):
+class Answer(Message, kw_only=True, tag="answer"):
     """Reply to an Ask."""
 
     id: int
@@ -131,14 +148,14 @@ class Answer(Message, tag="answer"):
 # --- controller -> agent -------------------------------------------------------------------------------------------
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, kw_only=True, tag="welcome"):
     """Answer to Hello: the controller knows this keeper up to this number."""
 
     version: int
     acknowledged: int
 
 
-class Wants(Message, tag="wants"):
+class Wants(Message, kw_only=True, tag="wants"):
     """Everything that changed for this host since the version the agent has reported."""
 
     since: int
@@ -147,14 +164,14 @@ class Wants(Message, tag="wants"):
     reserves: list[Reserve] = []
 
 
-class Acknowledge(Message, tag="acknowledge"):
+class Acknowledge(Message, kw_only=True, tag="acknowledge"):
     """All observations of this keeper up to the number are durable."""
 
     keeper: str
     number: int
 
 
-class Ask(Message, tag="ask"):
+class Ask(Message, kw_only=True, tag="ask"):
     """A question or side errand that is not part of the desired state; at most once, may be lost with the link.
 
     verbs: put_blob {data}, get_blob {name}, stacks {attempts}, exec {attempt, argv, tty, env}, signal {attempt, signal}, statistics {}, shutdown {}.
