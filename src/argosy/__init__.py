@@ -17,7 +17,7 @@ _PUBLIC = {
     "RoleSpec": ("argosy.config.spec", "RoleSpec"),
 }
 
-__all__ = ["Gang", "RoleSpec", "RunSpec", "__version__", "join"]  # noqa: F822  loaded on first use
+__all__ = ["Gang", "RoleSpec", "RunSpec", "__version__", "join"]
 
 
 def __getattr__(name: str) -> Any:

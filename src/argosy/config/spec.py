@@ -20,7 +20,7 @@ class _Spec(
     pass
 
 
-class Budget(_Spec, kw_only=True):
+class Budget(_Spec, frozen=True, kw_only=True):
     """How many restarts a failure class may cost, within a period."""
 
     user: int = 3
@@ -37,7 +37,7 @@ class Budget(_Spec, kw_only=True):
     """Stop after this many failures in a row without progress (no readiness, no reported step) in between; 0: never."""
 
 
-class Backoff(_Spec, kw_only=True):
+class Backoff(_Spec, frozen=True, kw_only=True):
     """Wait before a restart: first, doubled each time up to most, with jitter. Reset by progress."""
 
     first_seconds: float = 0.0
@@ -46,7 +46,7 @@ class Backoff(_Spec, kw_only=True):
     jitter: float = 0.2
 
 
-class Probe(_Spec, kw_only=True):
+class Probe(_Spec, frozen=True, kw_only=True):
     """When a process counts as ready; exactly one of port, http, file, command."""
 
     port: str | None = None
@@ -62,7 +62,7 @@ class Probe(_Spec, kw_only=True):
     """Not ready by then: a failure of class user."""
 
 
-class RoleSpec(_Spec, kw_only=True):
+class RoleSpec(_Spec, frozen=True, kw_only=True):
     """A named group of like processes: any command in any language, a Python script or a module."""
 
     command: list[str] | None = None
@@ -124,7 +124,7 @@ class RoleSpec(_Spec, kw_only=True):
     tty: bool = False
 
 
-class RunSpec(_Spec, kw_only=True):
+class RunSpec(_Spec, frozen=True, kw_only=True):
     """One submitted piece of work: roles, how they hold together, and where."""
 
     name: str = ""
@@ -146,7 +146,7 @@ class RunSpec(_Spec, kw_only=True):
     """Wait in the queue for CPU and memory; otherwise start at once."""
 
 
-class Submission(_Spec, kw_only=True):
+class Submission(_Spec, frozen=True, kw_only=True):
     """What the client sends: the spec and the shell it was typed in. Values of env and secrets go to the keeper only."""
 
     spec: RunSpec

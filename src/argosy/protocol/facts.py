@@ -20,7 +20,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """Base of all facts; `kind` on the wire is the class's tag."""
 
 
-class HostJoined(Fact, kw_only=True, tag="host.joined"):
+class HostJoined(Fact, frozen=True, kw_only=True, tag="host.joined"):
     """An agent with a keeper reported for duty. A new keeper id means the old keeper's processes are gone."""
 
     host: str
@@ -30,14 +30,14 @@ class HostJoined(Fact, kw_only=True, tag="host.joined"):
     pid: int = 0
 
 
-class HostLost(Fact, kw_only=True, tag="host.lost"):
+class HostLost(Fact, frozen=True, kw_only=True, tag="host.lost"):
     """No sign of a host for too long (off-host agents only; silence never ends a process on this machine)."""
 
     host: str
     reason: str
 
 
-class CommandAccepted(Fact, kw_only=True, tag="command.accepted"):
+class CommandAccepted(Fact, frozen=True, kw_only=True, tag="command.accepted"):
     """A client asked for something and was told yes; a CommandDone with the same id follows."""
 
     command: str
@@ -46,7 +46,7 @@ class CommandAccepted(Fact, kw_only=True, tag="command.accepted"):
     target: str = ""
 
 
-class CommandDone(Fact, kw_only=True, tag="command.done"):
+class CommandDone(Fact, frozen=True, kw_only=True, tag="command.done"):
     """What became of an accepted command."""
 
     command: str
@@ -54,7 +54,7 @@ class CommandDone(Fact, kw_only=True, tag="command.done"):
     """ok, or what prevented it"""
 
 
-class RunSubmitted(Fact, kw_only=True, tag="run.submitted"):
+class RunSubmitted(Fact, frozen=True, kw_only=True, tag="run.submitted"):
     """A run exists from here on; it waits in the queue."""
 
     run: str
@@ -72,7 +72,7 @@ class RunSubmitted(Fact, kw_only=True, tag="run.submitted"):
     array_index: int | None = None
 
 
-class RunAdmitted(Fact, kw_only=True, tag="run.admitted"):
+class RunAdmitted(Fact, frozen=True, kw_only=True, tag="run.admitted"):
     """The queue let the run start; `hosts` says where each process lives."""
 
     run: str
@@ -80,7 +80,7 @@ class RunAdmitted(Fact, kw_only=True, tag="run.admitted"):
     """role -> host of each index, spares last"""
 
 
-class PortsReserved(Fact, kw_only=True, tag="run.ports"):
+class PortsReserved(Fact, frozen=True, kw_only=True, tag="run.ports"):
     """The host holds the run's ports."""
 
     run: str
@@ -89,7 +89,7 @@ class PortsReserved(Fact, kw_only=True, tag="run.ports"):
     """`role/index/name` -> number"""
 
 
-class PortsRefused(Fact, kw_only=True, tag="run.ports_refused"):
+class PortsRefused(Fact, frozen=True, kw_only=True, tag="run.ports_refused"):
     """A port could not be had; the run fails."""
 
     run: str
@@ -97,7 +97,7 @@ class PortsRefused(Fact, kw_only=True, tag="run.ports_refused"):
     reason: str
 
 
-class GenerationFormed(Fact, kw_only=True, tag="gang.formed"):
+class GenerationFormed(Fact, frozen=True, kw_only=True, tag="gang.formed"):
     """A gang's new membership: `members[rank]` is the process index. Also the fencing token."""
 
     run: str
@@ -107,7 +107,7 @@ class GenerationFormed(Fact, kw_only=True, tag="gang.formed"):
     reason: str
 
 
-class AttemptPlanned(Fact, kw_only=True, tag="attempt.planned"):
+class AttemptPlanned(Fact, frozen=True, kw_only=True, tag="attempt.planned"):
     """One start of one process was decided. Durable before anything is started."""
 
     attempt: str
@@ -126,7 +126,7 @@ class AttemptPlanned(Fact, kw_only=True, tag="attempt.planned"):
     reason: str = ""
 
 
-class AttemptReleased(Fact, kw_only=True, tag="attempt.released"):
+class AttemptReleased(Fact, frozen=True, kw_only=True, tag="attempt.released"):
     """A parked spare was given a rank."""
 
     attempt: str
@@ -135,7 +135,7 @@ class AttemptReleased(Fact, kw_only=True, tag="attempt.released"):
     rank: int
 
 
-class AttemptStarted(Fact, kw_only=True, tag="attempt.started"):
+class AttemptStarted(Fact, frozen=True, kw_only=True, tag="attempt.started"):
     """The keeper has the process."""
 
     attempt: str
@@ -146,14 +146,14 @@ class AttemptStarted(Fact, kw_only=True, tag="attempt.started"):
     """Why a warm fork was not possible."""
 
 
-class AttemptReady(Fact, kw_only=True, tag="attempt.ready"):
+class AttemptReady(Fact, frozen=True, kw_only=True, tag="attempt.ready"):
     """Its probe succeeded, or it said so over its link; without a probe: it started."""
 
     attempt: str
     run: str
 
 
-class AttemptJoined(Fact, kw_only=True, tag="attempt.joined"):
+class AttemptJoined(Fact, frozen=True, kw_only=True, tag="attempt.joined"):
     """The program knows Argosy: it called `argosy.join()` and can re-form in place."""
 
     attempt: str
@@ -161,7 +161,7 @@ class AttemptJoined(Fact, kw_only=True, tag="attempt.joined"):
     generation: int
 
 
-class AttemptProgressed(Fact, kw_only=True, tag="attempt.progressed"):
+class AttemptProgressed(Fact, frozen=True, kw_only=True, tag="attempt.progressed"):
     """It reported its first step since it started (later steps are not facts)."""
 
     attempt: str
@@ -169,7 +169,7 @@ class AttemptProgressed(Fact, kw_only=True, tag="attempt.progressed"):
     step: int
 
 
-class AttemptStopping(Fact, kw_only=True, tag="attempt.stopping"):
+class AttemptStopping(Fact, frozen=True, kw_only=True, tag="attempt.stopping"):
     """It was told to end: `term` = stop signal then, after the grace, the whole tree; `kill` = the tree at once."""
 
     attempt: str
@@ -178,7 +178,7 @@ class AttemptStopping(Fact, kw_only=True, tag="attempt.stopping"):
     reason: str
 
 
-class AttemptExited(Fact, kw_only=True, tag="attempt.exited"):
+class AttemptExited(Fact, frozen=True, kw_only=True, tag="attempt.exited"):
     """Reaped, its whole tree swept. Exactly one of code, signal is set; both None: it could not be started (`error`) or was lost with its keeper (`lost`)."""
 
     attempt: str
@@ -196,7 +196,7 @@ class AttemptExited(Fact, kw_only=True, tag="attempt.exited"):
     """Wall-clock second at which the keeper saw it."""
 
 
-class StopRequested(Fact, kw_only=True, tag="run.stop_requested"):
+class StopRequested(Fact, frozen=True, kw_only=True, tag="run.stop_requested"):
     """Somebody (or a policy) wants the run to end."""
 
     run: str
@@ -204,7 +204,7 @@ class StopRequested(Fact, kw_only=True, tag="run.stop_requested"):
     reason: str
 
 
-class RunEnded(Fact, kw_only=True, tag="run.ended"):
+class RunEnded(Fact, frozen=True, kw_only=True, tag="run.ended"):
     """No process of the run is left."""
 
     run: str
@@ -215,7 +215,7 @@ class RunEnded(Fact, kw_only=True, tag="run.ended"):
     """Attempt that failed first."""
 
 
-class Note(Fact, kw_only=True, tag="note"):
+class Note(Fact, frozen=True, kw_only=True, tag="note"):
     """Something a person should know: a fallback, a full log disk, a restarted part. Steers nothing."""
 
     run: str = ""

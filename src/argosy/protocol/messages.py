@@ -92,7 +92,7 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
 # --- agent -> controller -------------------------------------------------------------------------------------------
 
 
-class Hello(Message, kw_only=True, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message of an agent, and again after every reconnect."""
 
     version: int
@@ -126,7 +126,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · ports: ports · ports_refused: reason · note: level text"""
 
 
-class Report(Message, kw_only=True, tag="report"):
+class Report(Message, frozen=True, kw_only=True, tag="report"):
     """What happened since the last acknowledged number, in order; sent again until acknowledged."""
 
     host: str
@@ -136,7 +136,7 @@ class Report(Message, kw_only=True, tag="report"):
     """Highest want version such that it and all below have been received."""
 
 
-class Answer(Message, kw_only=True, tag="answer"):
+class Answer(Message, frozen=True, kw_only=True, tag="answer"):
     """Reply to an Ask."""
 
     id: int
@@ -148,14 +148,14 @@ class Answer(Message, kw_only=True, tag="answer"):
 # --- controller -> agent -------------------------------------------------------------------------------------------
 
 
-class Welcome(Message, kw_only=True, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """Answer to Hello: the controller knows this keeper up to this number."""
 
     version: int
     acknowledged: int
 
 
-class Wants(Message, kw_only=True, tag="wants"):
+class Wants(Message, frozen=True, kw_only=True, tag="wants"):
     """Everything that changed for this host since the version the agent has reported."""
 
     since: int
@@ -164,14 +164,14 @@ class Wants(Message, kw_only=True, tag="wants"):
     reserves: list[Reserve] = []
 
 
-class Acknowledge(Message, kw_only=True, tag="acknowledge"):
+class Acknowledge(Message, frozen=True, kw_only=True, tag="acknowledge"):
     """All observations of this keeper up to the number are durable."""
 
     keeper: str
     number: int
 
 
-class Ask(Message, kw_only=True, tag="ask"):
+class Ask(Message, frozen=True, kw_only=True, tag="ask"):
     """A question or side errand that is not part of the desired state; at most once, may be lost with the link.
 
     verbs: put_blob {data}, get_blob {name}, stacks {attempts}, exec {attempt, argv, tty, env}, signal {attempt, signal}, statistics {}, shutdown {}.
