@@ -1,0 +1,46 @@
+# Every target sets up what it needs by itself; `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check unit format bench campaign peers clean
+.SILENT:
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+help:           ## list the targets
+	sed -n 's/^\([a-z]*\): .*## \(.*\)/make \1\t\2/p; s/^\([a-z]*\):  *## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16 | sort -u
+
+setup:          ## make .venv from constraints.txt, when something changed
+	scripts/setup
+
+demo: setup     ## four torch ranks, one of them killed, the run heals
+	$(BIN)/argosy demo
+
+test: setup     ## the whole test suite
+	$(PYTEST) tests
+
+check: setup    ## format, lint, types, layers, unit tests
+	$(BIN)/ruff format --check --quiet . || { echo "fix: make format" >&2; exit 1; }
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-logo >.import-linter.log 2>&1 || { cat .import-linter.log; rm -f .import-linter.log; exit 1; }
+	rm -f .import-linter.log
+	$(PYTEST) tests/unit
+
+format: setup   ## let ruff format and mend what it can
+	$(BIN)/ruff format --quiet .
+	$(BIN)/ruff check --fix --quiet .
+
+bench: setup peers  ## both benchmarks, side by side with the peers
+	$(BIN)/python -m benchmarks launch --json
+	$(BIN)/python -m benchmarks supervise --json
+
+campaign: setup ## long random campaigns: simulator seeds, then real faults
+	$(BIN)/python scripts/campaign.py
+
+peers: setup    ## .peers/: environments of the programs the benchmarks compare with
+	scripts/peers
+
+clean:          ## remove what the other targets made in this directory (`argosy down` ends a cluster)
+	rm -rf $(VENV) .peers build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .import-linter.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
