@@ -1,0 +1,1 @@
+"""Processes: who decides, who carries out, who keeps them; never imports torch."""
