@@ -1,0 +1,126 @@
+"""Kill -9 of any part of the runtime: no user process dies of it (the keeper's excepted), nothing is lost or doubled."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.faults]
+
+SLEEPER = ["--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+# A child that leaves the session, the process group and the parent behind.
+DAEMONISER = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        with open(sys.argv[1], "a") as file:
+            file.write(f"{os.getpid()}\\n")
+        time.sleep(600)
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return "State:\tZ" not in file.read()
+    except OSError:
+        return False
+
+
+def assert_history_is_whole(facts):
+    seqs = [fact["seq"] for fact in facts]
+    assert seqs == sorted(set(seqs))
+    for kind in ("attempt.planned", "attempt.started", "attempt.exited"):
+        attempts = [fact["attempt"] for fact in facts if fact["kind"] == kind]
+        assert len(attempts) == len(set(attempts)), f"{kind} doubled"
+
+
+@pytest.mark.parametrize("part", ["controller", "agent"])
+def test_a_killed_part_comes_back_and_readopts_every_process(cluster, part):
+    run = cluster.detach("-n", "4", *SLEEPER)
+    before = cluster.wait_running(run, 4)
+    old = cluster.pids()[part]
+    os.kill(old, signal.SIGKILL)
+    cluster.wait_until(lambda: cluster.pids().get(part) not in (None, old), f"a new {part}")
+    assert cluster.wait_running(run, 4) == before
+    cluster.argosy("stop", run)
+    assert not any(is_alive(pid) for pid in before)
+    assert cluster.view(run)["outcome"] == "stopped"
+    assert_history_is_whole(cluster.facts(run))
+
+
+def test_exits_seen_while_controller_and_agent_are_dead_are_not_lost(cluster):
+    run = cluster.detach("-n", "1", "--restart", "0", *SLEEPER)
+    (victim,) = cluster.wait_running(run, 1)
+    pids = cluster.pids()
+    for part in ("controller", "agent"):
+        os.kill(pids[part], signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
+    cluster.wait_until(lambda: cluster.view(run)["state"] == "ended", "the run has ended")
+    exits = [fact for fact in cluster.facts(run) if fact["kind"] == "attempt.exited"]
+    assert [fact["signal"] for fact in exits] == [signal.SIGKILL]
+
+
+def test_a_killed_keeper_leaves_no_descendant_and_restart_policies_apply(cluster, tmp_path):
+    pidfile = tmp_path / "daemons"
+    program = tmp_path / "daemoniser.py"
+    program.write_text(DAEMONISER)
+    run = cluster.detach("-n", "2", "--", sys.executable, program, pidfile)
+    before = cluster.wait_running(run, 2)
+    daemons = cluster.wait_until(
+        lambda: (
+            (lines := pidfile.read_text().split() if pidfile.exists() else [])
+            and len(lines) == 2
+            and lines
+        ),
+        "the daemons run",
+    )
+    os.kill(cluster.pids()["keeper"], signal.SIGKILL)
+    cluster.wait_until(
+        lambda: not any(is_alive(pid) for pid in [*before, *map(int, daemons)]),
+        "the old tree is gone",
+    )
+    cluster.wait_until(
+        lambda: len(pids := cluster.running_pids(run)) == 2 and not set(pids) & set(before),
+        "a new generation runs",
+    )
+    assert cluster.view(run)["roles"][0]["generation"] == 2
+
+
+def test_nothing_of_a_run_survives_stop(cluster, tmp_path):
+    pidfile = tmp_path / "daemons"
+    program = tmp_path / "daemoniser.py"
+    program.write_text(DAEMONISER)
+    run = cluster.detach("--", sys.executable, program, pidfile)
+    cluster.wait_running(run, 1)
+    cluster.wait_until(lambda: pidfile.exists() and pidfile.read_text().split(), "the daemon runs")
+    cluster.argosy("stop", run)
+    assert not any(is_alive(int(pid)) for pid in pidfile.read_text().split())
+
+
+def test_a_run_outlives_its_client_unless_tied(cluster):
+    free = cluster.start("run", "--name", "free", *SLEEPER)
+    tied = cluster.start("run", "--name", "tied", "--tied", *SLEEPER)
+    for client in (free, tied):
+        assert client.stdout.readline() == "up\n"
+        client.kill()
+    cluster.wait_until(lambda: cluster.view("tied")["state"] == "ended", "the tied run has ended")
+    assert cluster.view("free")["state"] == "running"
+
+
+def test_a_gang_of_plain_torchrun_style_ranks_heals_after_a_kill(cluster, tmp_path):
+    import argosy.worker
+
+    script = os.path.join(next(iter(argosy.worker.__path__)), "demo_training.py")
+    cluster.environment |= {"CHECKPOINT": str(tmp_path / "state.npz"), "STEPS": "60"}
+    client = cluster.start("run", "-n", "4", "--name", "heal", script)
+    cluster.wait_until(lambda: (tmp_path / "state.npz").exists(), "the first save")
+    os.kill(cluster.running_pids("heal")[1], signal.SIGKILL)
+    out, err = client.communicate(timeout=90)
+    assert client.returncode == 0, out + err
+    assert "resumed at step" in out
+    assert cluster.view("heal")["roles"][0]["generation"] == 2
