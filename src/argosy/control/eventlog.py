@@ -1,0 +1,283 @@
+"""The event log: SQLite in WAL mode with synchronous=FULL, one writer thread with group commit.
+
+The controller appends and is told when its events are durable; readers use a connection of their own. A full disk stops the writer,
+not the program: it keeps its batch, says so, tries again and goes on by itself. Nothing in it decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import queue
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from argosy.errors import HomeError
+from argosy.protocol.facts import AnyFact, Event
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+create table events (
+    seq integer primary key, at real not null, run text not null, keeper text, number integer, fact blob not null
+);
+create unique index events_by_source on events (keeper, number) where keeper is not null;
+create index events_by_run on events (run, seq) where run != '';
+"""
+_INSERT = "insert into events (seq, at, run, keeper, number, fact) values (?, ?, ?, ?, ?, ?)"
+_COLUMNS = "seq, at, keeper, number, fact"
+_RETRY_SECONDS = 0.25
+_RECENT_EVENTS = 4096
+# Primary codes of SQLite that a disk gives when it is full or stumbles; all pass by themselves or by freeing space.
+_DISK_CODES = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY))
+
+_Row = tuple[int, float, str, str | None, int | None, bytes]
+
+
+class _Batch(msgspec.Struct):
+    events: list[Event]
+    future: asyncio.Future[None]
+
+
+class EventLog:
+    """The log of one cluster, opened for writing by its controller alone."""
+
+    def __init__(self, path: str, *, on_trouble: Callable[[str], None] = lambda text: None) -> None:
+        """`on_trouble` is called in the event loop when the disk refuses, and with "" when it takes events again."""
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._on_trouble = on_trouble
+        self._writer = _open(path)
+        self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._read_thread = concurrent.futures.ThreadPoolExecutor(1, "eventlog-reader")
+        self._recent: deque[Event] = deque(maxlen=_RECENT_EVENTS)
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self.last_seq: int = self._writer.execute(
+            "select coalesce(max(seq), 0) from events"
+        ).fetchone()[0]
+        """Highest durable sequence number."""
+        self.num_pending = 0
+        """Appends that are not yet durable."""
+        self.trouble = ""
+        """What the disk said when it last refused; empty when all is well."""
+        self._num_appended = 0
+        self._num_commits = 0
+        self._thread = threading.Thread(
+            target=self._write_loop, name="eventlog-writer", daemon=True
+        )
+        self._thread.start()
+
+    def append(self, events: Sequence[Event]) -> asyncio.Future[None]:
+        """Queue events, in order; the future is done when they and all before them are durable."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.num_pending += 1
+        self._queue.put(_Batch(list(events), future))
+        return future
+
+    def replay(self) -> Iterator[Event]:
+        """Every durable event in order; for the start, before anything is appended."""
+        cursor = self._reader.execute(f"select {_COLUMNS} from events order by seq")
+        decode = msgspec.json.Decoder(AnyFact).decode
+        for seq, at, keeper, number, fact in cursor:
+            source = None if keeper is None else (keeper, number)
+            yield Event(seq=seq, at=at, fact=decode(fact), source=source)
+
+    async def read(self, after: int = 0, run: str = "", limit: int = 1000) -> list[Event]:
+        """Durable events with a higher number than `after`, oldest first."""
+        if after >= self.last_seq or limit <= 0:
+            return []
+        recent = self._recent
+        if recent and recent[0].seq <= after + 1:
+            found = [event for event in recent if event.seq > after]
+            if run:
+                found = [event for event in found if run_of(event) == run]
+            return found[:limit]
+        return await self._loop.run_in_executor(self._read_thread, self._select, after, run, limit)
+
+    async def wait_beyond(self, seq: int) -> None:
+        """Return when there is a durable event with a higher number."""
+        while self.last_seq <= seq:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+    def close(self) -> None:
+        """Write what is queued (unless the disk refuses), then close."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join()
+        self._read_thread.shutdown(wait=True)
+        self._reader.close()
+
+    def statistics(self) -> dict[str, int | str]:
+        """Counts, and the trouble with the disk if there is any."""
+        return {
+            "last_seq": self.last_seq,
+            "num_pending": self.num_pending,
+            "num_appended": self._num_appended,
+            "num_commits": self._num_commits,
+            "trouble": self.trouble,
+        }
+
+    def _select(self, after: int, run: str, limit: int) -> list[Event]:
+        if run:
+            query = f"select {_COLUMNS} from events where run = ? and seq > ? order by seq limit ?"
+            rows = self._reader.execute(query, (run, after, limit)).fetchall()
+        else:
+            query = f"select {_COLUMNS} from events where seq > ? order by seq limit ?"
+            rows = self._reader.execute(query, (after, limit)).fetchall()
+        return [
+            Event(
+                seq=seq,
+                at=at,
+                fact=msgspec.json.decode(fact, type=AnyFact),
+                source=None if keeper is None else (keeper, number),
+            )
+            for seq, at, keeper, number, fact in rows
+        ]
+
+    # What follows runs in the writer's thread.
+
+    def _write_loop(self) -> None:
+        encoder = msgspec.json.Encoder()
+        is_open = True
+        while is_open:
+            batches, is_open = self._collect()
+            if not batches:
+                continue
+            rows = [_row(event, encoder) for batch in batches for event in batch.events]
+            try:
+                written = self._commit_patiently(rows)
+            except sqlite3.Error as error:
+                # Not the disk: a doubled event or a broken file. Whoever appended must not go on as if it were durable.
+                self._call(self._failed, batches, error)
+                continue
+            if not written:
+                break
+            self._call(self._durable, batches)
+        self._writer.close()
+
+    def _collect(self) -> tuple[list[_Batch], bool]:
+        """Everything that waits: what queued up during one commit goes into the next together."""
+        batches: list[_Batch] = []
+        item = self._queue.get()
+        while item is not None:
+            batches.append(item)
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return batches, True
+        return batches, False
+
+    def _commit_patiently(self, rows: list[_Row]) -> bool:
+        """Commit; while the disk refuses, keep trying. False: closed meanwhile."""
+        trouble = ""
+        while True:
+            try:
+                self._commit(rows)
+            except sqlite3.OperationalError as error:
+                if (error.sqlite_errorcode & 0xFF) not in _DISK_CODES:
+                    raise
+                if not trouble:
+                    trouble = f"the event log cannot be written: {error}"
+                    self._call(self._set_trouble, trouble)
+                if self._closing.wait(_RETRY_SECONDS):
+                    return False
+                continue
+            if trouble:
+                self._call(self._set_trouble, "")
+            return True
+
+    def _commit(self, rows: list[_Row]) -> None:
+        if not rows:
+            return
+        self._writer.execute("begin immediate")
+        try:
+            self._writer.executemany(_INSERT, rows)
+            self._writer.execute("commit")
+        except sqlite3.Error:
+            if self._writer.in_transaction:
+                self._writer.execute("rollback")
+            raise
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            # The loop is closed: nobody is left to be told.
+            pass
+
+    # What follows runs in the event loop.
+
+    def _durable(self, batches: list[_Batch]) -> None:
+        self._num_commits += 1
+        for batch in batches:
+            for event in batch.events:
+                self._recent.append(event)
+                self.last_seq = event.seq
+            self._num_appended += len(batch.events)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for batch in batches:
+            self.num_pending -= 1
+            if not batch.future.done():
+                batch.future.set_result(None)
+
+    def _failed(self, batches: list[_Batch], error: sqlite3.Error) -> None:
+        for batch in batches:
+            self.num_pending -= 1
+            if not batch.future.done():
+                batch.future.set_exception(error)
+
+    def _set_trouble(self, text: str) -> None:
+        self.trouble = text
+        self._on_trouble(text)
+
+
+def run_of(event: Event) -> str:
+    """The run an event belongs to; empty for the cluster's own."""
+    return getattr(event.fact, "run", "")
+
+
+def _row(event: Event, encoder: msgspec.json.Encoder) -> _Row:
+    keeper, number = event.source or (None, None)
+    return (event.seq, event.at, run_of(event), keeper, number, encoder.encode(event.fact))
+
+
+def _open(path: str) -> sqlite3.Connection:
+    """The writer's connection; the schema is made on first use and another version's is refused."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+    try:
+        version = connection.execute("pragma user_version").fetchone()[0]
+        if version == 0:
+            connection.execute("pragma journal_mode = wal")
+            connection.executescript(
+                f"begin; {_SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;"
+            )
+            version = SCHEMA_VERSION
+        connection.execute("pragma synchronous = full")
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        fix = (
+            "free some space on its disk, then try again"
+            if code in _DISK_CODES
+            else f"move it away (mv {path} {path}.broken): the cluster then starts with an empty log"
+        )
+        raise HomeError(f"the event log {path} cannot be opened: {error}", fix=fix) from None
+    if version != SCHEMA_VERSION:
+        connection.close()
+        raise HomeError(
+            f"the event log {path} has version {version}, this Argosy reads {SCHEMA_VERSION}",
+            fix="use the Argosy that made it, or set ARGOSY_HOME to a new directory",
+        )
+    return connection

@@ -1,0 +1,317 @@
+"""Where a cluster keeps its things: the home, the cluster's directory, the runtime directory with the sockets.
+
+Every part of the runtime and every command asks here for paths, and the first of them creates the directories. Standard library
+alone and quick to import, since each command pays for it. It never starts, stops or connects to anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+
+from argosy.errors import HomeError
+
+FORMAT = 1
+"""Format number of the home, in HOME/VERSION."""
+LEAST_FREE_BYTES = 8 << 20
+"""Below this the home counts as full: the event log could not take a run's story."""
+MOST_SOCKET_PATH_BYTES = 107
+_NETWORK_FILE_SYSTEMS = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "afs",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "glusterfs",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+    ]
+)
+
+
+class Cluster:
+    """The paths of one cluster; see docs/reference/home.md."""
+
+    __slots__ = ("directory", "runtime")
+
+    def __init__(self, directory: str, runtime: str) -> None:
+        self.directory = directory
+        self.runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.directory!r}, {self.runtime!r})"
+
+    @property
+    def key(self) -> str:
+        """Twelve hex digits that tell this cluster from others."""
+        return os.path.basename(self.directory)
+
+    @property
+    def home(self) -> str:
+        """The home this cluster belongs to."""
+        return os.path.dirname(os.path.dirname(self.directory))
+
+    @property
+    def events(self) -> str:
+        """The event log."""
+        return os.path.join(self.directory, "events.sqlite")
+
+    @property
+    def keeper_json(self) -> str:
+        """The keeper's id and pid."""
+        return os.path.join(self.directory, "keeper.json")
+
+    @property
+    def token(self) -> str:
+        """The bearer token of the HTTP server on loopback TCP."""
+        return os.path.join(self.directory, "token")
+
+    @property
+    def http_json(self) -> str:
+        """The port of the HTTP server on loopback TCP."""
+        return os.path.join(self.directory, "http.json")
+
+    @property
+    def runs(self) -> str:
+        """Parent of the runs' directories."""
+        return os.path.join(self.directory, "runs")
+
+    @property
+    def keeper_socket(self) -> str:
+        """Where the keeper listens."""
+        return os.path.join(self.runtime, "keeper.sock")
+
+    @property
+    def control_socket(self) -> str:
+        """Where the controller listens for agents."""
+        return os.path.join(self.runtime, "control.sock")
+
+    @property
+    def http_socket(self) -> str:
+        """Where the controller listens for commands."""
+        return os.path.join(self.runtime, "http.sock")
+
+    def lock(self, part: str) -> str:
+        """The lock file of `keeper`, `controller` or `agent`."""
+        return os.path.join(self.runtime, f"{part}.lock")
+
+    def log(self, part: str) -> str:
+        """The log file of `keeper`, `controller` or `agent`."""
+        return os.path.join(self.directory, f"{part}.log")
+
+
+def open_cluster(environ: Mapping[str, str] | None = None) -> Cluster:
+    """This machine's cluster in the user's home, its directories made and checked."""
+    environ = os.environ if environ is None else environ
+    home = find_home(environ)
+    _check_version(home)
+    cluster = locate_cluster(home, environ)
+    prepare_cluster(cluster)
+    return cluster
+
+
+def find_home(environ: Mapping[str, str] | None = None) -> str:
+    """The first usable directory of those in docs/reference/home.md, created if absent; HomeError when there is none.
+
+    A directory that the user named (ARGOSY_HOME) is taken or refused, never passed over in silence.
+    """
+    environ = os.environ if environ is None else environ
+    named = environ.get("ARGOSY_HOME")
+    if named:
+        home = os.path.abspath(os.path.expanduser(named))
+        _prepare_home(home)
+        return home
+    refusals = []
+    for candidate in _candidates(environ):
+        try:
+            _prepare_home(candidate)
+        except HomeError as error:
+            refusals.append(error.what)
+            continue
+        return candidate
+    raise HomeError(
+        "no directory can serve as Argosy's home: " + "; ".join(refusals),
+        fix="set ARGOSY_HOME to a writable directory on a local disk",
+    )
+
+
+def locate_cluster(home: str, environ: Mapping[str, str] | None = None) -> Cluster:
+    """The paths of this machine's cluster in that home; touches nothing."""
+    environ = os.environ if environ is None else environ
+    key = cluster_key(home)
+    directory = os.path.join(home, "clusters", key)
+    fallback = f"/tmp/argosy-{os.getuid()}-{key}"
+    base = environ.get("XDG_RUNTIME_DIR")
+    if base and os.path.isabs(base) and os.path.isdir(base) and os.access(base, os.W_OK):
+        runtime = os.path.join(base, f"argosy-{key}")
+        longest = os.path.join(runtime, "control.sock")
+        if len(os.fsencode(longest)) <= MOST_SOCKET_PATH_BYTES:
+            return Cluster(directory, runtime)
+    return Cluster(directory, fallback)
+
+
+def cluster_key(home: str) -> str:
+    """Twelve hex digits of (home, host name, boot id, pid namespace): what was started before a reboot is not here now."""
+    parts = [os.path.realpath(home), os.uname().nodename, _boot_id(), _pid_namespace()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def prepare_cluster(cluster: Cluster) -> None:
+    """Make the cluster's directories with mode 0700; refuse a runtime directory that belongs to somebody else."""
+    _make_private(os.path.dirname(cluster.directory))
+    _make_private(cluster.directory)
+    _make_private(cluster.runs)
+    _make_private(cluster.runtime)
+
+
+def _candidates(environ: Mapping[str, str]) -> list[str]:
+    candidates = []
+    state = environ.get("XDG_STATE_HOME")
+    if state and os.path.isabs(state):
+        candidates.append(os.path.join(state, "argosy"))
+    user_home = os.path.expanduser("~")
+    if os.path.isabs(user_home) and os.path.isdir(user_home):
+        candidates.append(os.path.join(user_home, ".local", "state", "argosy"))
+    candidates.append(f"/var/tmp/argosy-{os.getuid()}")
+    return candidates
+
+
+def _prepare_home(home: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(home) or "/", exist_ok=True)
+    except OSError as error:
+        raise _refusal(home, error) from None
+    _make_private(home)
+    kind = _file_system(home)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise HomeError(
+            f"{home} is on a network file system ({kind}); the event log needs a local disk",
+            fix="set ARGOSY_HOME to a directory on a local disk",
+        )
+    check_space(home)
+    version = os.path.join(home, "VERSION")
+    if not os.path.exists(version):
+        _write_version(home, version)
+    elif not os.access(home, os.W_OK | os.X_OK):
+        raise _refusal(home, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def check_space(home: str) -> None:
+    """HomeError when so little space is left that the event log could not grow."""
+    space = os.statvfs(home)
+    free = space.f_bavail * space.f_frsize
+    if free < LEAST_FREE_BYTES:
+        raise HomeError(
+            f"the disk of {home} is full: {free >> 20} MiB left, {LEAST_FREE_BYTES >> 20} needed",
+            fix="free some space there, or set ARGOSY_HOME to another disk",
+        )
+
+
+def _write_version(home: str, version: str) -> None:
+    # Written aside and linked, so that two first commands at once cannot see half a file.
+    draft = f"{version}.{os.getpid()}"
+    try:
+        with open(draft, "w", encoding="ascii") as file:
+            file.write(f"{FORMAT}\n")
+        try:
+            os.link(draft, version)
+        except FileExistsError:
+            pass
+        except OSError:
+            os.replace(draft, version)
+    except OSError as error:
+        raise _refusal(home, error) from None
+    finally:
+        try:
+            os.unlink(draft)
+        except OSError:
+            pass
+
+
+def _check_version(home: str) -> None:
+    path = os.path.join(home, "VERSION")
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(64).strip()
+    except OSError as error:
+        raise _refusal(home, error) from None
+    if text != str(FORMAT):
+        raise HomeError(
+            f"{home} has format {text!r}, this Argosy reads {FORMAT}",
+            fix="use the Argosy that made it, or set ARGOSY_HOME to a new directory",
+        )
+
+
+def _make_private(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise _refusal(path, error) from None
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid():
+        status = os.stat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise HomeError(f"{path} is not a directory", fix=f"move it away: mv {path} {path}.old")
+    if status.st_uid != os.getuid():
+        raise HomeError(
+            f"{path} belongs to user {status.st_uid}, not to {os.getuid()}",
+            fix="set ARGOSY_HOME to a directory of your own",
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        try:
+            os.chmod(path, 0o700)
+        except OSError as error:
+            raise _refusal(path, error) from None
+
+
+def _refusal(path: str, error: OSError) -> HomeError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HomeError(
+            f"the disk of {path} is full: {error.strerror}",
+            fix="free some space there, or set ARGOSY_HOME to another disk",
+        )
+    return HomeError(
+        f"{path} cannot be used: {error.strerror}",
+        fix="make it writable, or set ARGOSY_HOME to a writable directory on a local disk",
+    )
+
+
+def _file_system(path: str) -> str:
+    """Kind of the file system that holds a path; empty when the kernel does not say."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                left, _, right = line.partition(" - ")
+                if left.split(" ", 3)[2] == wanted:
+                    return right.split(" ", 1)[0]
+    except OSError:
+        pass
+    return ""
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""Evidence out: a run's directory and the output of its processes."""

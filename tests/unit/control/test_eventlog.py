@@ -1,0 +1,150 @@
+import asyncio
+import functools
+import sqlite3
+
+import pytest
+
+from argosy.control.eventlog import EventLog
+from argosy.errors import HomeError
+from argosy.protocol.facts import AttemptStarted, Event, Note
+
+
+def in_loop(test):
+    @functools.wraps(test)
+    def run(*arguments, **named):
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 30))
+
+    return run
+
+
+def note(seq, source=None):
+    return Event(seq=seq, at=seq / 2, fact=Note(text=f"n{seq}"), source=source)
+
+
+def started(seq, run):
+    fact = AttemptStarted(attempt=f"{run}-a", run=run, pid=seq, how="exec")
+    return Event(seq=seq, at=1.0, fact=fact, source=("k", seq))
+
+
+@in_loop
+async def test_what_was_appended_is_there_after_reopening(tmp_path):
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    events = [note(1), started(2, "r1"), note(3)]
+    await log.append(events)
+    log.close()
+    again = EventLog(path)
+    assert list(again.replay()) == events
+    assert again.last_seq == 3
+    assert await again.read() == events
+    again.close()
+
+
+@in_loop
+async def test_appends_that_wait_are_committed_together_and_in_order(tmp_path):
+    log = EventLog(str(tmp_path / "events.sqlite"))
+    done = []
+    futures = [log.append([note(seq)]) for seq in range(1, 501)]
+    for seq, future in enumerate(futures, 1):
+        future.add_done_callback(lambda _, seq=seq: done.append(seq))
+    await asyncio.gather(*futures)
+    await asyncio.sleep(0)
+    assert done == list(range(1, 501))
+    assert log.statistics()["num_commits"] < 250
+    assert log.num_pending == 0
+    log.close()
+
+
+@in_loop
+async def test_reading_selects_by_number_run_and_limit(tmp_path):
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    await log.append([started(seq, f"r{seq % 2}") for seq in range(1, 11)])
+
+    async def check(log):
+        assert [event.seq for event in await log.read(after=3, limit=4)] == [4, 5, 6, 7]
+        assert [event.seq for event in await log.read(after=3, run="r0")] == [4, 6, 8, 10]
+        assert [event.seq for event in await log.read(after=3, run="r0", limit=1)] == [4]
+        assert await log.read(after=10) == []
+        assert await log.read(run="r9") == []
+
+    await check(log)
+    log.close()
+    from_disk = EventLog(path)
+    await check(from_disk)
+    from_disk.close()
+
+
+@in_loop
+async def test_waiting_ends_when_something_newer_is_durable(tmp_path):
+    log = EventLog(str(tmp_path / "events.sqlite"))
+    await log.wait_beyond(-1)
+    waiting = asyncio.create_task(log.wait_beyond(1))
+    await log.append([note(1)])
+    assert not waiting.done()
+    await log.append([note(2)])
+    await waiting
+    log.close()
+
+
+@in_loop
+async def test_one_event_of_a_keeper_is_never_logged_twice(tmp_path):
+    log = EventLog(str(tmp_path / "events.sqlite"))
+    await log.append([note(1, ("k", 7)), note(2, ("other", 7))])
+    with pytest.raises(sqlite3.IntegrityError):
+        await log.append([note(3), note(4, ("k", 7))])
+    assert [event.seq for event in log.replay()] == [1, 2]
+    await log.append([note(3)])
+    log.close()
+
+
+@in_loop
+async def test_a_full_disk_holds_events_back_until_there_is_space(tmp_path):
+    troubles = []
+    log = EventLog(str(tmp_path / "events.sqlite"), on_trouble=troubles.append)
+    pages = log._writer.execute("pragma page_count").fetchone()[0]
+    log._writer.execute(f"pragma max_page_count = {pages}")
+    batch = [Event(seq=seq, at=0.0, fact=Note(text="x" * 1000)) for seq in range(1, 101)]
+    future = log.append(batch)
+    while not troubles:
+        await asyncio.sleep(0.01)
+    assert "full" in troubles[0]
+    assert log.trouble == troubles[0]
+    assert not future.done()
+    assert log.last_seq == 0
+    assert await log.read() == []
+    log._writer.execute("pragma max_page_count = 1000000")
+    await future
+    assert troubles[1:] == [""]
+    assert list(log.replay()) == batch
+    log.close()
+
+
+@in_loop
+async def test_a_log_of_another_version_is_refused(tmp_path):
+    path = str(tmp_path / "events.sqlite")
+    connection = sqlite3.connect(path)
+    connection.execute("pragma user_version = 77")
+    connection.close()
+    with pytest.raises(HomeError, match="version 77"):
+        EventLog(path)
+
+
+@in_loop
+async def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path):
+    path = tmp_path / "events.sqlite"
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(HomeError, match="cannot be opened") as caught:
+        EventLog(str(path))
+    assert "mv " in caught.value.fix
+    assert path.read_bytes().startswith(b"not a database")
+
+
+@in_loop
+async def test_history_older_than_memory_is_read_from_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("argosy.control.eventlog._RECENT_EVENTS", 10)
+    log = EventLog(str(tmp_path / "events.sqlite"))
+    await log.append([note(seq) for seq in range(1, 31)])
+    assert [event.seq for event in await log.read(after=0, limit=100)] == list(range(1, 31))
+    assert [event.seq for event in await log.read(after=20, limit=100)] == list(range(21, 31))
+    log.close()

@@ -1,0 +1,109 @@
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from argosy.control import home
+from argosy.errors import HomeError
+
+
+def environment(tmp_path, **more):
+    return {"ARGOSY_HOME": str(tmp_path / "home"), **more}
+
+
+def test_a_new_home_is_private_and_carries_its_format(tmp_path):
+    cluster = home.open_cluster(environment(tmp_path))
+    assert stat.S_IMODE(os.stat(tmp_path / "home").st_mode) == 0o700
+    assert (tmp_path / "home" / "VERSION").read_text() == f"{home.FORMAT}\n"
+    assert stat.S_IMODE(os.stat(cluster.directory).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(cluster.runtime).st_mode) == 0o700
+    assert cluster.home == str(tmp_path / "home")
+    os.rmdir(cluster.runtime)
+
+
+def test_opening_twice_gives_the_same_cluster(tmp_path):
+    first = home.open_cluster(environment(tmp_path))
+    second = home.open_cluster(environment(tmp_path))
+    assert (first.directory, first.runtime) == (second.directory, second.runtime)
+    os.rmdir(first.runtime)
+
+
+def test_an_open_mode_is_closed_again(tmp_path):
+    (tmp_path / "home").mkdir(mode=0o755)
+    home.find_home(environment(tmp_path))
+    assert stat.S_IMODE(os.stat(tmp_path / "home").st_mode) == 0o700
+
+
+def test_a_home_of_another_format_is_refused_and_left_alone(tmp_path):
+    directory = tmp_path / "home"
+    directory.mkdir()
+    (directory / "VERSION").write_text("99\n")
+    with pytest.raises(HomeError, match="'99'") as caught:
+        home.open_cluster(environment(tmp_path))
+    assert "ARGOSY_HOME" in caught.value.fix
+    assert sorted(os.listdir(directory)) == ["VERSION"]
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "home").write_text("mine")
+    with pytest.raises(HomeError, match="not a directory"):
+        home.find_home(environment(tmp_path))
+    assert (tmp_path / "home").read_text() == "mine"
+
+
+def test_a_home_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeError, match="cannot be used"):
+        home.find_home({"ARGOSY_HOME": str(tmp_path / "file" / "home")})
+
+
+def test_an_unwritable_home_is_refused(tmp_path):
+    with pytest.raises(HomeError, match="cannot be used") as caught:
+        home.find_home({"ARGOSY_HOME": "/proc/argosy"})
+    assert "writable" in caught.value.fix
+
+
+def test_a_full_disk_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(home, "LEAST_FREE_BYTES", 1 << 62)
+    with pytest.raises(HomeError, match="full"):
+        home.find_home(environment(tmp_path))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a directory away")
+def test_a_directory_of_another_user_is_refused(tmp_path):
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", 12345, 12345)
+    with pytest.raises(HomeError, match="belongs to user 12345"):
+        home.find_home(environment(tmp_path))
+
+
+def test_without_a_named_home_the_state_directory_is_taken(tmp_path):
+    assert home.find_home({"XDG_STATE_HOME": str(tmp_path)}) == str(tmp_path / "argosy")
+
+
+def test_the_runtime_directory_falls_back_to_tmp_when_the_path_is_too_long(tmp_path):
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    long = home.locate_cluster(str(tmp_path), {"XDG_RUNTIME_DIR": str(deep)})
+    assert long.runtime.startswith("/tmp/argosy-")
+    missing = home.locate_cluster(str(tmp_path), {"XDG_RUNTIME_DIR": str(tmp_path / "none")})
+    assert missing.runtime == long.runtime
+    assert len(os.fsencode(long.control_socket)) <= home.MOST_SOCKET_PATH_BYTES
+
+
+def test_a_short_runtime_directory_of_the_user_is_used(tmp_path):
+    short = home.locate_cluster("/x", {"XDG_RUNTIME_DIR": "/tmp"})
+    assert short.runtime == f"/tmp/argosy-{short.key}"
+
+
+def test_homes_have_clusters_of_their_own(tmp_path):
+    assert home.cluster_key(str(tmp_path / "a")) != home.cluster_key(str(tmp_path / "b"))
+
+
+def test_importing_it_stays_cheap():
+    code = "import argosy.control.home, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    heavy = {"asyncio", "msgspec", "dataclasses", "inspect", "subprocess", "json", "torch"}
+    assert not heavy & set(loaded.split())
