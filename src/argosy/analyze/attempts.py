@@ -1,0 +1,166 @@
+"""Attempts: what the events say about each start of each process.
+
+The common ground of causes.py and story.py. Pure: events are the plain objects of `GET /v1/events`, in order of `seq`.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from argosy.analyze.ranksets import format_ranks
+
+EventObject = dict[str, Any]
+
+
+class Attempt:
+    """One start of one process, as far as the events tell."""
+
+    __slots__ = (
+        "exit",
+        "exited_at",
+        "generation",
+        "has_joined",
+        "host",
+        "how",
+        "id",
+        "index",
+        "is_parked",
+        "number",
+        "pid",
+        "rank",
+        "role",
+        "started_at",
+        "stop_level",
+        "stop_reason",
+    )
+
+    def __init__(self, fact: dict[str, Any]) -> None:
+        self.id: str = fact["attempt"]
+        self.role: str = fact.get("role", "")
+        self.index: int = fact.get("index", 0)
+        self.number: int = fact.get("number", 0)
+        self.host: str = fact.get("host", "")
+        self.generation: int = fact.get("generation", 0)
+        self.rank: int | None = fact.get("rank")
+        self.is_parked: bool = fact.get("parked", False)
+        self.pid = 0
+        self.how = ""
+        self.started_at = 0.0
+        self.has_joined = False
+        self.stop_level = ""
+        self.stop_reason = ""
+        self.exit: dict[str, Any] | None = None
+        self.exited_at = 0.0
+
+    @property
+    def name(self) -> str:
+        """How a person calls it: `rank 2`, or `web/0`."""
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        return f"{self.role}/{self.index}" if self.role else self.id
+
+    @property
+    def was_told_to_stop(self) -> bool:
+        """Argosy asked it to end before it ended."""
+        return bool(self.stop_level)
+
+    @property
+    def has_failed(self) -> bool:
+        """It ended by itself and not well."""
+        return self.exit is not None and not self.was_told_to_stop and not is_success(self.exit)
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell would say it: 128+n for a signal."""
+        return exit_code(self.exit or {})
+
+
+class Attempts:
+    """All attempts of one run by id; `apply` each event in order."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Attempt] = {}
+
+    def apply(self, event: EventObject) -> Attempt | None:
+        """Note what the event says; returns the attempt it is about."""
+        fact = event["fact"]
+        kind = fact["kind"]
+        if kind == "attempt.planned":
+            self.by_id[fact["attempt"]] = Attempt(fact)
+        attempt = self.by_id.get(fact.get("attempt", ""))
+        if attempt is None:
+            return None
+        if kind == "attempt.started":
+            attempt.pid, attempt.how = fact.get("pid", 0), fact.get("how", "")
+            attempt.started_at = event["at"]
+        elif kind == "attempt.released":
+            attempt.rank, attempt.generation = fact.get("rank"), fact.get("generation", 0)
+            attempt.is_parked = False
+        elif kind == "attempt.joined":
+            attempt.has_joined, attempt.generation = True, fact.get("generation", 0)
+        elif kind == "attempt.stopping":
+            attempt.stop_level, attempt.stop_reason = fact.get("level", ""), fact.get("reason", "")
+        elif kind == "attempt.exited":
+            attempt.exit = fact
+            attempt.exited_at = fact.get("at") or event["at"]
+        return attempt
+
+
+def read_attempts(events: list[EventObject]) -> Attempts:
+    """The attempts of a whole list of events."""
+    attempts = Attempts()
+    for event in events:
+        attempts.apply(event)
+    return attempts
+
+
+def is_success(exit_fact: dict[str, Any]) -> bool:
+    """Exit code 0 and nothing else."""
+    return exit_fact.get("code") == 0 and not exit_fact.get("hung")
+
+
+def exit_code(exit_fact: dict[str, Any]) -> int:
+    """The code a shell would give: the program's, 128+n for a signal, 127 when it could not be started."""
+    if exit_fact.get("signal") is not None:
+        return 128 + int(exit_fact["signal"])
+    if exit_fact.get("code") is not None:
+        return int(exit_fact["code"])
+    return 137 if exit_fact.get("lost") else 127
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 40` when it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_exit(exit_fact: dict[str, Any]) -> str:
+    """`killed by SIGKILL`, `exited with code 1`, …"""
+    if exit_fact.get("is_oom"):
+        return "killed for lack of memory"
+    if exit_fact.get("hung"):
+        return "killed because it made no progress"
+    if exit_fact.get("lost"):
+        return "lost with its keeper"
+    if exit_fact.get("signal") is not None:
+        return f"killed by {signal_name(int(exit_fact['signal']))}"
+    if exit_fact.get("code") is not None:
+        code = int(exit_fact["code"])
+        return "ended well" if code == 0 else f"exited with code {code}"
+    return "could not be started"
+
+
+def name_all(attempts: list[Attempt]) -> str:
+    """Several processes in one breath: `ranks 0-2`, `web/0 and web/1`."""
+    ranks = [attempt.rank for attempt in attempts if attempt.rank is not None]
+    names = [attempt.name for attempt in attempts if attempt.rank is None]
+    if len(ranks) == 1:
+        names.insert(0, f"rank {ranks[0]}")
+    elif ranks:
+        names.insert(0, f"ranks {format_ranks(ranks)}")
+    if len(names) < 2:
+        return "".join(names)
+    return ", ".join(names[:-1]) + " and " + names[-1]

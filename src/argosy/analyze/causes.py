@@ -1,0 +1,171 @@
+"""Causes: which process failed first, and whose failures only followed from it.
+
+Called by `argosy why` and at the end of a failed `argosy run`. Pure, over the events of one run. The order in which exits are
+seen proves little (survivors of a collective die within milliseconds of the first), so failures that come close together
+are ranked by what they are: signal or lack of memory, exception outside a collective, collective or connection error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from argosy.analyze.attempts import Attempt, EventObject, describe_exit, name_all, read_attempts
+
+TOGETHER_SECONDS = 2.0
+"""Exits of one generation within this time are one incident whose order is not evidence."""
+
+_PEER_ERRORS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "distbackenderror",
+    "distnetworkerror",
+    "diststoreerror",
+    "processgroup",
+    "collective",
+    "gloo",
+    "nccl",
+    "tcpstore",
+    "socket timeout",
+    "generationchanged",
+    "a member left",
+)
+
+
+class Incident:
+    """One first cause with what it took with it, and what Argosy did about it."""
+
+    __slots__ = ("cause", "failed_after", "remedy", "stopped")
+
+    def __init__(self, cause: Attempt) -> None:
+        self.cause = cause
+        self.failed_after: list[Attempt] = []
+        self.stopped: list[Attempt] = []
+        self.remedy: list[str] = []
+
+    @property
+    def sentence(self) -> str:
+        """`rank 2 on host was killed by SIGKILL (attempt 1, pid 1234)`."""
+        cause = self.cause
+        verb = describe_exit(cause.exit or {})
+        was = "was " if verb.startswith(("killed", "lost")) else ""
+        where = f" on {cause.host}" if cause.host else ""
+        details = [f"{cause.role}/{cause.index}"] if cause.rank is not None else []
+        details += [f"pid {cause.pid}"] if cause.pid else []
+        details += [f"start {cause.number + 1}"] if cause.number else []
+        inside = f" ({', '.join(details)})" if details else ""
+        return f"{cause.name}{where} {was}{verb}{inside}"
+
+    @property
+    def collateral(self) -> str:
+        """Who ended only because of it, or nothing."""
+        parts = []
+        if self.failed_after:
+            verb = "failed" if len(self.failed_after) > 1 else "failed too"
+            parts.append(f"{name_all(self.failed_after)} {verb} after losing it")
+        if self.stopped:
+            were = "were" if len(self.stopped) > 1 else "was"
+            parts.append(f"{name_all(self.stopped)} {were} stopped by Argosy")
+        return "; ".join(parts)
+
+
+def rank_of_failure(exit_fact: dict[str, Any]) -> int:
+    """0 is the likeliest first cause: signal, lack of memory, hang; 1: an exception; 2: a lost peer."""
+    if exit_fact.get("is_oom") or exit_fact.get("hung") or exit_fact.get("lost"):
+        return 0
+    error = str(exit_fact.get("error", "")).lower()
+    is_peer_error = any(word in error for word in _PEER_ERRORS)
+    if exit_fact.get("signal") is not None:
+        # SIGABRT is how a runtime reports an error it could not raise, often a collective's.
+        return 2 if exit_fact["signal"] == 6 and is_peer_error else 0
+    return 2 if is_peer_error else 1
+
+
+def find_incidents(events: list[EventObject]) -> list[Incident]:
+    """Every failure of a run as incidents in order of time, each with its first cause and its collateral."""
+    attempts = read_attempts(events)
+    groups: list[list[Attempt]] = []
+    failures = [attempt for attempt in attempts.by_id.values() if attempt.has_failed]
+    for attempt in sorted(failures, key=lambda a: a.exited_at):
+        if groups and _belong_together(groups[-1][0], attempt):
+            groups[-1].append(attempt)
+        else:
+            groups.append([attempt])
+    named = _named_first_cause(events)
+    incidents = [_make_incident(group, named) for group in groups]
+    for attempt in attempts.by_id.values():
+        if attempt.exit is not None and attempt.was_told_to_stop:
+            _blame(attempt, incidents)
+    _note_remedies(events, incidents)
+    return incidents
+
+
+def final_incident(events: list[EventObject]) -> Incident | None:
+    """The incident that ended the run; None when it did not fail."""
+    ended = next((e["fact"] for e in reversed(events) if e["fact"]["kind"] == "run.ended"), None)
+    if ended is None or ended.get("outcome") != "failed":
+        return None
+    incidents = find_incidents(events)
+    named = ended.get("first_cause", "")
+    for incident in incidents:
+        if incident.cause.id == named:
+            return incident
+    return incidents[-1] if incidents else None
+
+
+def _belong_together(first: Attempt, other: Attempt) -> bool:
+    is_near = other.exited_at - first.exited_at <= TOGETHER_SECONDS
+    if first.role == other.role and first.generation and other.generation:
+        return first.generation == other.generation and (is_near or other.number == first.number)
+    return is_near
+
+
+def _named_first_cause(events: list[EventObject]) -> str:
+    for event in reversed(events):
+        if event["fact"]["kind"] == "run.ended":
+            return str(event["fact"].get("first_cause", ""))
+    return ""
+
+
+def _make_incident(group: list[Attempt], named: str) -> Incident:
+    cause = min(
+        group,
+        key=lambda a: (a.id != named, rank_of_failure(a.exit or {}), a.exited_at, a.index),
+    )
+    incident = Incident(cause)
+    incident.failed_after = [attempt for attempt in group if attempt is not cause]
+    return incident
+
+
+def _blame(attempt: Attempt, incidents: list[Incident]) -> None:
+    """A process that Argosy stopped belongs to the newest incident before its end, if that was its own gang's."""
+    for incident in reversed(incidents):
+        if incident.cause.exited_at <= attempt.exited_at:
+            same_gang = incident.cause.role == attempt.role
+            if not same_gang or incident.cause.generation == attempt.generation:
+                incident.stopped.append(attempt)
+            return
+
+
+def _note_remedies(events: list[EventObject], incidents: list[Incident]) -> None:
+    """What was decided after each incident and before the next: new generations, restarts, the end."""
+    for position, incident in enumerate(incidents):
+        until = incidents[position + 1].cause.exited_at if position + 1 < len(incidents) else None
+        restarts = 0
+        for event in events:
+            if event["at"] < incident.cause.exited_at or (
+                until is not None and event["at"] >= until
+            ):
+                continue
+            fact = event["fact"]
+            if fact["kind"] == "gang.formed":
+                incident.remedy.append(
+                    f"generation {fact['generation']} of {fact['role']} formed with {len(fact['members'])} ranks"
+                )
+            elif fact["kind"] == "attempt.planned" and not fact.get("generation"):
+                restarts += 1
+            elif fact["kind"] == "run.ended":
+                incident.remedy.append(f"the run ended: {fact.get('reason') or fact['outcome']}")
+        if restarts:
+            incident.remedy.insert(0, f"{restarts} process{'es' if restarts > 1 else ''} restarted")

@@ -1,0 +1,157 @@
+"""Story: events as sentences for people.
+
+Called by `argosy events` (all of them) and by `argosy run` (the short ones that are worth a line). Pure: keeps who is who from
+the events it has been told, and never asks anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from argosy.analyze.attempts import Attempts, EventObject, describe_exit, is_success
+from argosy.analyze.ranksets import format_ranks
+
+
+class Story:
+    """Tells events one at a time, in order."""
+
+    def __init__(self) -> None:
+        self._attempts = Attempts()
+        self._names: dict[str, str] = {}
+
+    def tell(self, event: EventObject) -> str:
+        """The whole sentence of an event."""
+        fact = event["fact"]
+        if fact["kind"] == "run.submitted":
+            self._names[fact["run"]] = fact.get("name", "")
+        attempt = self._attempts.apply(event)
+        who = attempt.name if attempt else fact.get("attempt", "")
+        if attempt and attempt.rank is not None:
+            who = f"{who} ({attempt.role}/{attempt.index})"
+        sentence = _SENTENCES.get(fact["kind"])
+        return sentence(fact, who) if sentence else _unknown(fact)
+
+    def headline(self, event: EventObject) -> str:
+        """The short line for a person who watches the run, or nothing when it is not worth one."""
+        fact = event["fact"]
+        attempt = self._attempts.apply(event)
+        kind = fact["kind"]
+        if kind == "gang.formed":
+            return _formed_headline(fact)
+        if kind == "attempt.started":
+            if fact.get("note"):
+                who = attempt.name if attempt else "a process"
+                return f"{who} started without a warm parent: {fact['note']}"
+            if attempt and attempt.rank is None and attempt.number and not attempt.is_parked:
+                return f"{attempt.name} restarted (start {attempt.number + 1}, pid {attempt.pid})"
+            return ""
+        if kind == "attempt.exited" and attempt:
+            return "" if attempt.was_told_to_stop or is_success(fact) else self._exit_headline(fact)
+        if kind == "attempt.released" and attempt:
+            return f"a spare takes the place of rank {fact.get('rank')}"
+        if kind == "run.ports_refused":
+            return f"a port could not be had: {fact['reason']}"
+        if kind == "note" and fact.get("level", "info") != "info":
+            return str(fact["text"])
+        return ""
+
+    def _exit_headline(self, fact: dict[str, Any]) -> str:
+        attempt = self._attempts.by_id[fact["attempt"]]
+        return f"{attempt.name} {describe_exit(fact)}"
+
+
+def _formed_headline(fact: dict[str, Any]) -> str:
+    count = len(fact["members"])
+    ranks = f"{count} rank{'s' if count != 1 else ''}"
+    if fact["generation"] <= 1:
+        return f"starting {ranks}, generation {fact['generation']}"
+    reason = f" ({fact['reason']})" if fact.get("reason") else ""
+    return f"generation {fact['generation']}: {ranks}{reason}"
+
+
+def _unknown(fact: dict[str, Any]) -> str:
+    details = ", ".join(f"{key}={value}" for key, value in fact.items() if key != "kind")
+    return f"{fact['kind']}: {details}"
+
+
+def _submitted(fact: dict[str, Any], who: str) -> str:
+    name = f" {fact['name']!r}" if fact.get("name") else ""
+    roles = ", ".join(
+        f"{role} x{spec.get('count', 1)}" if spec.get("count", 1) != 1 else role
+        for role, spec in fact.get("spec", {}).get("roles", {}).items()
+    )
+    return f"run{name} submitted: {roles}"
+
+
+def _planned(fact: dict[str, Any], who: str) -> str:
+    what = "start" if not fact.get("number") else f"start {fact['number'] + 1}"
+    parked = " as a spare" if fact.get("parked") else ""
+    generation = f" in generation {fact['generation']}" if fact.get("generation") else ""
+    reason = f": {fact['reason']}" if fact.get("reason") else ""
+    return f"{who} {what} planned on {fact.get('host', '?')}{generation}{parked}{reason}"
+
+
+def _started(fact: dict[str, Any], who: str) -> str:
+    how = "forked warm" if fact.get("how") == "fork" else "started by exec"
+    note = f" ({fact['note']})" if fact.get("note") else ""
+    return f"{who} {how}, pid {fact.get('pid')}{note}"
+
+
+def _stopping(fact: dict[str, Any], who: str) -> str:
+    how = "killed" if fact.get("level") == "kill" else "told to stop"
+    return f"{who} {how}: {fact['reason']}" if fact.get("reason") else f"{who} {how}"
+
+
+def _exited(fact: dict[str, Any], who: str) -> str:
+    swept = fact.get("swept", 0)
+    extra = f"; {swept} descendant{'s' if swept != 1 else ''} killed with it" if swept else ""
+    error = str(fact.get("error", "")).strip().splitlines()
+    last = f": {error[-1]}" if error else ""
+    return f"{who} {describe_exit(fact)}{last}{extra}"
+
+
+def _ended(fact: dict[str, Any], who: str) -> str:
+    reason = f": {fact['reason']}" if fact.get("reason") else ""
+    return f"run {fact['outcome']}, exit code {fact.get('exit_code', 0)}{reason}"
+
+
+def _formed(fact: dict[str, Any], who: str) -> str:
+    reason = f": {fact['reason']}" if fact.get("reason") else ""
+    members = format_ranks(fact["members"])
+    return f"generation {fact['generation']} of {fact['role']} formed, members {members}{reason}"
+
+
+def _ports(fact: dict[str, Any], who: str) -> str:
+    held = ", ".join(f"{key} = {number}" for key, number in fact.get("ports", {}).items())
+    return f"ports held on {fact['host']}: {held}"
+
+
+_SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
+    "host.joined": lambda f, w: (
+        f"host {f['host']} joined: {f['cpus']} CPUs, {f['memory_bytes'] / 2**30:.1f} GiB, keeper {f['keeper']}"
+    ),
+    "host.lost": lambda f, w: f"host {f['host']} lost: {f['reason']}",
+    "command.accepted": lambda f, w: f"{f['verb']} {f.get('target', '')} accepted".replace(
+        "  ", " "
+    ),
+    "command.done": lambda f, w: f"command {f['command']} done: {f['outcome']}",
+    "run.submitted": _submitted,
+    "run.admitted": lambda f, w: "run admitted: it may start",
+    "run.ports": _ports,
+    "run.ports_refused": lambda f, w: f"a port could not be had on {f['host']}: {f['reason']}",
+    "gang.formed": _formed,
+    "attempt.planned": _planned,
+    "attempt.released": lambda f, w: f"{w}: the spare joins generation {f['generation']}",
+    "attempt.started": _started,
+    "attempt.ready": lambda f, w: f"{w} is ready",
+    "attempt.joined": lambda f, w: f"{w} knows Argosy and joined generation {f['generation']}",
+    "attempt.progressed": lambda f, w: f"{w} made its first step ({f['step']})",
+    "attempt.stopping": _stopping,
+    "attempt.exited": _exited,
+    "run.stop_requested": lambda f, w: (
+        f"{'kill' if f.get('hard') else 'stop'} requested: {f.get('reason') or 'by a client'}"
+    ),
+    "run.ended": _ended,
+    "note": lambda f, w: f"{f.get('level', 'info')}: {f['text']}",
+}

@@ -1,0 +1,122 @@
+"""The `argosy` command: finds the verb, imports its module, turns errors into two lines and an exit code.
+
+Entry point of the console script and of `python -m argosy`. It imports nothing heavy: each verb pays only for itself.
+Exit codes are documented in docs/reference/exit-codes.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from argosy.cli.arguments import parse
+from argosy.cli.verbs import VERBS, Verb
+from argosy.errors import ArgosyError, ConfigError
+
+INTERRUPTED = 130
+_FOREIGN = ("doctor", "demo")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the result is the process's exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        code = dispatch(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # `argosy logs | head` is no error; the interpreter must not complain about stdout when it ends.
+        _silence_stdout()
+        return 141
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ArgosyError as error:
+        sys.stderr.write(render_error(error, is_terminal=sys.stderr.isatty()))
+        return error.exit_code
+    # The process's entry point: a bug of ours must still end in a clear message.
+    except Exception as error:  # noqa: BLE001
+        return _report_bug(error)
+
+
+def dispatch(words: list[str]) -> int:
+    """Find the verb and carry it out."""
+    if not words or words[0] in ("-h", "--help"):
+        words = ["help"]
+    elif words[0] in ("-V", "--version"):
+        words = ["version"]
+    verb, rest = find_verb(words)
+    if verb.name in _FOREIGN:
+        return int(_load(verb.entry)(rest) or 0)
+    arguments = parse(verb, rest)
+    if arguments.wants_help:
+        from argosy.cli.help import verb_help
+
+        sys.stdout.write(verb_help(verb))
+        return 0
+    return int(_load(verb.entry)(arguments) or 0)
+
+
+def find_verb(words: list[str]) -> tuple[Verb, list[str]]:
+    """The verb that the words begin with, two words (`queue add`) before one, and the words after it."""
+    by_name = {verb.name: verb for verb in VERBS}
+    pair = " ".join(words[:2])
+    if pair in by_name and len(words) > 1:
+        return by_name[pair], words[2:]
+    if words[0] in by_name:
+        return by_name[words[0]], words[1:]
+    raise _unknown_verb(words, list(by_name))
+
+
+def _unknown_verb(words: list[str], known: list[str]) -> ConfigError:
+    from argosy.config.nearest import nearest
+
+    match = nearest(words[0], known)
+    if match:
+        fix = f"did you mean `argosy {match}`?"
+    elif os.path.exists(words[0]):
+        fix = f"to start it: argosy run {words[0]}"
+    else:
+        fix = "`argosy help` lists the verbs"
+    return ConfigError(f"there is no verb {words[0]!r}", fix=fix)
+
+
+def _load(entry: str) -> Callable[[Any], int | None]:
+    import importlib
+
+    module, _, function = entry.partition(":")
+    loaded: Callable[[Any], int | None] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def render_error(error: ArgosyError, *, is_terminal: bool) -> str:
+    """Two lines for a person."""
+    red, bold, plain = ("\033[31m", "\033[1m", "\033[0m") if is_terminal else ("", "", "")
+    text = f"{red}argosy: {plain}{bold}{error.what}{plain}\n"
+    return text + (f"  fix: {error.fix}\n" if error.fix else "")
+
+
+def _silence_stdout() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _report_bug(error: Exception) -> int:
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="argosy-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        traceback.print_exception(error, file=file)
+    sys.stderr.write(
+        f"argosy: a bug of ours: {type(error).__name__}: {error}\n"
+        f"  fix: report it with the traceback in {file.name}\n"
+    )
+    return 70
+
+
+if __name__ == "__main__":
+    sys.exit(main())

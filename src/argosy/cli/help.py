@@ -1,0 +1,79 @@
+"""Help: what `--help` prints, and docs/reference/cli.md from the same table."""
+
+from __future__ import annotations
+
+import sys
+
+from argosy.cli.arguments import Arguments
+from argosy.cli.verbs import VERBS, Verb
+from argosy.config.nearest import did_you_mean
+from argosy.errors import ConfigError
+
+
+def help(arguments: Arguments) -> int:
+    """`argosy help [VERB]`."""
+    if not arguments.words:
+        sys.stdout.write(overview())
+        return 0
+    wanted = " ".join(arguments.words)
+    for verb in VERBS:
+        if verb.name == wanted:
+            sys.stdout.write(verb_help(verb))
+            return 0
+    raise ConfigError(
+        f"there is no verb {wanted!r}", fix=did_you_mean(wanted, [verb.name for verb in VERBS])
+    )
+
+
+def overview() -> str:
+    """All verbs, one line each."""
+    lines = [
+        "Argosy starts, watches, heals and explains processes: training runs, services, any command.",
+        "",
+        "usage: argosy VERB [options]",
+        "",
+    ]
+    lines += [f"  {verb.name:<13} {verb.summary}" for verb in VERBS]
+    lines += [
+        "",
+        "`argosy VERB --help` tells more. First steps:",
+        "  argosy run train.py -n 4     four ranks of a torchrun script",
+        "  argosy ps                    what is running",
+        "  argosy why                   why the newest run failed",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def verb_help(verb: Verb) -> str:
+    """Usage, options, details and examples of one verb."""
+    lines = [f"usage: argosy {verb.usage}", "", f"{verb.summary[0].upper()}{verb.summary[1:]}."]
+    if verb.details:
+        lines += ["", verb.details]
+    if verb.options:
+        lines += ["", "options:"]
+        for option in verb.options:
+            spelling = f"{option.flag} {option.metavar}".strip()
+            again = " (may be repeated)" if option.is_many else ""
+            lines.append(f"  {spelling:<22} {option.help}{again}")
+    lines += ["", "example:" if len(verb.examples) == 1 else "examples:"]
+    lines += [f"  {example}" for example in verb.examples]
+    return "\n".join(lines) + "\n"
+
+
+def reference() -> str:
+    """The text of docs/reference/cli.md."""
+    parts = [
+        "# Command line",
+        "",
+        "Made from the table in `src/argosy/cli/verbs.py` by `python -m argosy.cli.help`; a test holds them equal.",
+        "Exit codes: [exit-codes.md](exit-codes.md). Targets are `RUN[/ROLE[/INDEX]]`; RUN is an id, the beginning of one, or a",
+        "name (the newest run of that name). Every read command takes `--json`.",
+        "",
+    ]
+    for verb in VERBS:
+        parts += [f"## argosy {verb.name}", "", "```", verb_help(verb).rstrip(), "```", ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

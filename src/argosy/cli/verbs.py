@@ -1,0 +1,333 @@
+"""Verbs: the table of everything the command line understands.
+
+One table serves the parser (arguments.py), the help (help.py) and docs/reference/cli.md. It holds text only and imports
+nothing, because every command pays for it.
+"""
+
+from __future__ import annotations
+
+
+class Option:
+    """`-n RANKS`, `--detach`: how it is spelt, what it takes, what it is for."""
+
+    __slots__ = ("flag", "help", "is_many", "kind", "metavar", "name")
+
+    def __init__(self, spelling: str, help: str, *, kind: str = "", many: bool = False) -> None:
+        self.flag, _, self.metavar = spelling.partition(" ")
+        self.name = {"-n": "ranks", "-m": "module", "-f": "follow"}.get(
+            self.flag, self.flag.lstrip("-").replace("-", "_")
+        )
+        self.kind = kind or ("text" if self.metavar else "switch")
+        self.is_many = many
+        self.help = help
+
+
+class Verb:
+    """One command: how it is used, and which module carries it out."""
+
+    __slots__ = ("details", "entry", "examples", "name", "options", "summary", "usage", "words")
+
+    def __init__(
+        self,
+        name: str,
+        usage: str,
+        summary: str,
+        *,
+        entry: str,
+        options: tuple[Option, ...] = (),
+        details: str = "",
+        examples: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self.usage = usage
+        self.summary = summary
+        self.entry = entry
+        self.options = options
+        self.details = details
+        self.examples = examples
+        # Fewest and most positional words, read off the usage line.
+        words = [
+            word
+            for word in usage.replace("[-- ", "-- ").split(" -- ")[0].split()
+            if word.strip("[].").isupper()
+        ]
+        self.words = (sum(1 for word in words if "[" not in word[:1]), len(words))
+
+
+JSON = Option("--json", "print JSON for programs")
+_ROLE = Option("--role ROLE", "only this role")
+
+RUN_OPTIONS = (
+    Option(
+        "-n RANKS", "start this many ranks as one gang, with torchrun's environment", kind="count"
+    ),
+    Option("-m MODULE", "run a Python module instead of a script, as `python -m` does"),
+    Option("--threads T", "threads of each process (OMP_NUM_THREADS and torch)", kind="count"),
+    Option("--spares K", "warm processes parked beside the gang", kind="number"),
+    Option("--min M", "fewest ranks the gang goes on with", kind="count"),
+    Option("--name NAME", "name of the run; default: the program's name"),
+    Option(
+        "--restart N",
+        "restarts after failures of the program; default: 3 for gangs, else 0",
+        kind="number",
+    ),
+    Option("--detach", "print the run's id and return"),
+    Option("--tied", "stop the run when this command vanishes"),
+    Option("--tty", "give the process a terminal (one process only); Ctrl-] detaches"),
+    Option("--service", "lives until it is stopped; implies --detach"),
+    Option("--set KEY=VALUE", "change one key of the spec, e.g. roles.train.count=4", many=True),
+    Option("--env K=V", "add a variable to the environment", many=True),
+    Option(
+        "--secret NAME=@FILE",
+        "give a secret by descriptor; NAME alone takes it from the shell's environment",
+        many=True,
+    ),
+    Option(
+        "--preload MODULES",
+        "what the warm parent imports, separated by commas; default: torch,torch.distributed",
+    ),
+    Option("--no-warm", "start Python by exec, not by a warm fork"),
+    Option("--queued", "wait in the queue for CPU and memory"),
+    Option("--cpus C", "CPUs accounted to each process by the queue", kind="amount"),
+    Option(
+        "--memory BYTES", "memory accounted to each process by the queue, e.g. 4G", kind="bytes"
+    ),
+    Option("--priority P", "higher is admitted first", kind="integer"),
+    Option("--on WHERE", "where to run; `local` in this release"),
+    JSON,
+)
+
+_QUEUE_ADD_OPTIONS = (
+    *(
+        option
+        for option in RUN_OPTIONS
+        if option.name not in ("detach", "tied", "tty", "service", "queued")
+    ),
+    Option("--array N", "submit N like runs; each gets ARGOSY_ARRAY_INDEX", kind="count"),
+    Option("--share NAME", "name for the queue's fair share; default: the run's name"),
+)
+
+_TARGET = "RUN is an id, the beginning of one, or a name (the newest run of that name); without it the newest run is meant."
+
+VERBS = (
+    Verb(
+        "run",
+        "run [options] SCRIPT|SPEC.toml [options] [-- ARGUMENTS]",
+        "start a script, a module, a command or a spec, and follow it",
+        entry="argosy.cli.run:run",
+        options=RUN_OPTIONS,
+        details=(
+            "Also: `argosy run [options] -m MODULE [-- ARGUMENTS]` and `argosy run [options] -- COMMAND...`.\n"
+            "The cluster is started on demand. Output goes to the terminal as it comes; Ctrl-C stops the run gracefully,\n"
+            "a second Ctrl-C kills it; when this command is killed the run goes on, unless --tied was given.\n"
+            "The exit code is the first cause's: 0 only when the run succeeded, 128+n for signal n."
+        ),
+        examples=(
+            "argosy run train.py -n 4 -- --steps 100",
+            "argosy run -n 2 -- python old_train.py",
+            "argosy run job.toml --set roles.train.count=8",
+        ),
+    ),
+    Verb(
+        "up",
+        "up",
+        "start the local cluster and say where it is",
+        entry="argosy.cli.cluster:up",
+        options=(JSON,),
+        examples=("argosy up",),
+    ),
+    Verb(
+        "down",
+        "down",
+        "stop the local cluster; leaves nothing behind",
+        entry="argosy.cli.cluster:down",
+        options=(Option("--force", "also when runs are alive: they are killed"), JSON),
+        examples=("argosy down --force",),
+    ),
+    Verb(
+        "status",
+        "status",
+        "what the local cluster is doing",
+        entry="argosy.cli.cluster:status",
+        options=(JSON,),
+        details="Exits 0 when a cluster is running, 3 when there is none.",
+        examples=("argosy status --json",),
+    ),
+    Verb(
+        "ps",
+        "ps [RUN[/ROLE[/INDEX]]]",
+        "processes of the runs that are alive, and why some wait",
+        entry="argosy.cli.ps:ps",
+        options=(Option("--all", "also runs that have ended"), JSON),
+        details="RUN is an id, the beginning of one, or a name.",
+        examples=("argosy ps --all",),
+    ),
+    Verb(
+        "tree",
+        "tree [RUN]",
+        "cluster, runs, roles and processes as a tree",
+        entry="argosy.cli.tree:tree",
+        options=(Option("--all", "also runs that have ended"), JSON),
+        examples=("argosy tree",),
+    ),
+    Verb(
+        "logs",
+        "logs [RUN[/ROLE[/INDEX]]]",
+        "output of a run's processes, merged in order of time",
+        entry="argosy.cli.logs:logs",
+        options=(
+            Option("-f", "follow until the run ends"),
+            Option("--tail N", "only the last N lines", kind="number"),
+            _ROLE,
+            Option("--no-fold", "show equal lines of several ranks one by one"),
+            Option("--timestamps", "begin each line with its time of arrival"),
+            JSON,
+        ),
+        details=_TARGET,
+        examples=("argosy logs -f train", "argosy logs 3f/train/2 --tail 20"),
+    ),
+    Verb(
+        "events",
+        "events [RUN]",
+        "what happened, as sentences",
+        entry="argosy.cli.events:events",
+        options=(
+            Option("-f", "follow"),
+            Option("--all", "of all runs and of the cluster"),
+            Option("--tail N", "only the last N events", kind="number"),
+            JSON,
+        ),
+        details=_TARGET,
+        examples=("argosy events -f", "argosy events --all --json"),
+    ),
+    Verb(
+        "stop",
+        "stop [RUN[/ROLE[/INDEX]]]",
+        "end a run gracefully: stop signal, grace, then its whole tree",
+        entry="argosy.cli.stop:stop",
+        options=(
+            Option("--no-wait", "return at once"),
+            Option("--reason TEXT", "kept in the events"),
+            JSON,
+        ),
+        details=_TARGET,
+        examples=("argosy stop train",),
+    ),
+    Verb(
+        "kill",
+        "kill [RUN[/ROLE[/INDEX]]]",
+        "end a run at once, or send a signal to its processes",
+        entry="argosy.cli.stop:kill",
+        options=(
+            Option(
+                "--signal NAME", "send only this signal, e.g. SIGUSR1; the run is not ended by it"
+            ),
+            Option("--no-wait", "return at once"),
+            Option("--reason TEXT", "kept in the events"),
+            JSON,
+        ),
+        details=_TARGET,
+        examples=("argosy kill train", "argosy kill train/train/2 --signal SIGKILL"),
+    ),
+    Verb(
+        "exec",
+        "exec [RUN[/ROLE[/INDEX]]] -- COMMAND...",
+        "run a command beside a process: same environment and directory",
+        entry="argosy.cli.execute:execute",
+        options=(
+            Option("--tty", "with a terminal"),
+            Option("--env K=V", "add a variable", many=True),
+        ),
+        details=_TARGET + " Without ROLE/INDEX: its first process.",
+        examples=("argosy exec train/train/0 -- env",),
+    ),
+    Verb(
+        "attach",
+        "attach [RUN[/ROLE[/INDEX]]]",
+        "connect the terminal to a process that has one; Ctrl-] detaches",
+        entry="argosy.cli.attach:attach",
+        details=_TARGET
+        + "\nA process has a terminal when it was started with --tty; of others attach follows the output.",
+        examples=("argosy attach train",),
+    ),
+    Verb(
+        "stacks",
+        "stacks [RUN[/ROLE[/INDEX]]]",
+        "Python stacks of all ranks, grouped, odd ones first",
+        entry="argosy.cli.stacks:stacks",
+        options=(Option("--all", "all threads of all processes"), JSON),
+        details=_TARGET,
+        examples=("argosy stacks train",),
+    ),
+    Verb(
+        "why",
+        "why [RUN]",
+        "the first cause of a failure, its evidence and what was done about it",
+        entry="argosy.cli.why:why",
+        options=(JSON,),
+        details=_TARGET,
+        examples=("argosy why",),
+    ),
+    Verb(
+        "queue",
+        "queue",
+        "runs that wait for CPU and memory; `queue add`, `queue cancel`",
+        entry="argosy.cli.queue:show",
+        options=(JSON,),
+        examples=("argosy queue",),
+    ),
+    Verb(
+        "queue ls",
+        "queue ls",
+        "runs that wait for CPU and memory",
+        entry="argosy.cli.queue:show",
+        options=(JSON,),
+        examples=("argosy queue ls --json",),
+    ),
+    Verb(
+        "queue add",
+        "queue add [options] SCRIPT|SPEC.toml [options] [-- ARGUMENTS]",
+        "put a run into the queue and return",
+        entry="argosy.cli.queue:add",
+        options=_QUEUE_ADD_OPTIONS,
+        details="Also -m MODULE and -- COMMAND..., as for `argosy run`.",
+        examples=("argosy queue add --cpus 1 --array 20 -- ./experiment.sh",),
+    ),
+    Verb(
+        "queue cancel",
+        "queue cancel RUN",
+        "take a run out of the queue; a running one is stopped",
+        entry="argosy.cli.queue:cancel",
+        options=(JSON,),
+        examples=("argosy queue cancel experiment",),
+    ),
+    Verb(
+        "doctor",
+        "doctor",
+        "is this machine fit to train, and how to mend it",
+        entry="argosy.cli.doctor:main",
+        examples=("argosy doctor",),
+    ),
+    Verb(
+        "demo",
+        "demo",
+        "four ranks, one killed, the run heals, the story is told",
+        entry="argosy.cli.demo:main",
+        examples=("argosy demo",),
+    ),
+    Verb(
+        "version",
+        "version",
+        "the version",
+        entry="argosy.cli.version:version",
+        options=(JSON,),
+        examples=("argosy version",),
+    ),
+    Verb(
+        "help",
+        "help [VERB]",
+        "this text, or that of a verb",
+        entry="argosy.cli.help:help",
+        examples=("argosy help run",),
+    ),
+)

@@ -1,0 +1,74 @@
+"""Programs: can what a spec names be started from here?
+
+Called by the command line and by `argosy.submit` before anything is started, so that a misspelt script is one clear error and
+not a failed run. It looks at files and never runs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from argosy.errors import ConfigError
+
+
+def check_programs(spec: dict[str, Any], cwd: str, environ: Mapping[str, str]) -> None:
+    """Refuse a spec whose scripts or commands cannot be started from here; ConfigError says which and why."""
+    for role, role_spec in spec["roles"].items():
+        base = os.path.join(cwd, os.path.expanduser(role_spec.get("cwd") or ""))
+        if not os.path.isdir(base):
+            raise ConfigError(
+                f"role {role}: its working directory {base} does not exist", fix=f"mkdir -p {base}"
+            )
+        if role_spec.get("script"):
+            check_script(role_spec["script"], base)
+        elif role_spec.get("command"):
+            path = role_spec.get("env", {}).get("PATH") or environ.get("PATH", os.defpath)
+            check_command(role_spec["command"][0], base, path)
+
+
+def check_script(script: str, cwd: str) -> None:
+    """A script must be a file that can be read."""
+    path = os.path.join(cwd, script)
+    if os.path.isdir(path):
+        raise ConfigError(f"{script} is a directory", fix="name a script in it, or use -m PACKAGE")
+    if not os.path.exists(path):
+        raise ConfigError(f"{script} does not exist in {cwd}", fix=_near_file(script, cwd))
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{script} cannot be read", fix=f"chmod u+r {script}")
+
+
+def check_command(program: str, cwd: str, path: str) -> None:
+    """A command must be found, and be executable."""
+    if "/" in program:
+        candidates = [os.path.join(cwd, program)]
+    else:
+        candidates = [os.path.join(cwd, part, program) for part in path.split(os.pathsep)]
+    found = [candidate for candidate in candidates if os.path.isfile(candidate)]
+    if any(os.access(candidate, os.X_OK) for candidate in found):
+        return
+    if found:
+        raise ConfigError(f"{program} is not executable", fix=f"chmod +x {found[0]}")
+    if any(os.path.isdir(candidate) for candidate in candidates):
+        raise ConfigError(f"{program} is a directory", fix="name a program in it")
+    where = f"in {cwd}" if "/" in program else "on PATH"
+    here = os.path.isfile(os.path.join(cwd, program))
+    fix = f"it is in {cwd}: write ./{program}" if here else "check its name, or give its full path"
+    raise ConfigError(f"there is no command {program!r} {where}", fix=fix)
+
+
+def _near_file(script: str, cwd: str) -> str:
+    from argosy.config.nearest import nearest
+
+    folder, name = os.path.split(os.path.join(cwd, script))
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return f"{folder} does not exist either"
+    match = nearest(name, names)
+    return (
+        f"did you mean `{os.path.join(os.path.dirname(script), match)}`?"
+        if match
+        else "check the path"
+    )

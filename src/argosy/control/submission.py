@@ -1,0 +1,241 @@
+"""Submission: from a spec to a run, starting the cluster if there is none.
+
+Called by `argosy run`, `argosy queue add` and by Python (`argosy.submit`). The command line's way through here is counted in
+milliseconds: specs are plain objects, and msgspec is imported only for those that come as a RunSpec or a file. It never
+decides anything about a run; the controller checks every spec again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from argosy import __version__
+from argosy.control.home import Cluster, open_cluster
+from argosy.control.programs import check_programs
+from argosy.errors import ClusterError, RunFailed
+from argosy.protocol.httpclient import Client, unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from argosy.config.spec import RunSpec
+
+UP_SECONDS = 30.0
+"""How long a new cluster may take until its controller answers."""
+
+
+class RunHandle:
+    """A submitted run: look at it, wait for it, stop it."""
+
+    def __init__(self, run: str, name: str, client: Client) -> None:
+        self.run = run
+        self.name = name
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"RunHandle({self.run!r}, name={self.name!r})"
+
+    def view(self) -> dict[str, Any]:
+        """The run as `GET /v1/runs/{run}` shows it."""
+        view: dict[str, Any] = reach(self._client, lambda: self._client.get(f"/v1/runs/{self.run}"))
+        return view
+
+    def stop(self, *, hard: bool = False, reason: str = "") -> None:
+        """End it: gracefully, or at once."""
+        body = {"hard": hard, "reason": reason}
+        reach(self._client, lambda: self._client.post(f"/v1/runs/{self.run}/stop", body))
+
+    def wait(self, timeout_seconds: float | None = None) -> dict[str, Any]:
+        """Wait for the end and return the view; TimeoutError when it does not come in time."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        after = 0
+        while True:
+            view = self.view()
+            if view["state"] == "ended":
+                return view
+            after = self._await_end(after, deadline)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"run {self.run} has not ended after {timeout_seconds} s")
+
+    def _await_end(self, after: int, deadline: float | None) -> int:
+        """Follow the events until the run has ended, the stream breaks or time is up; returns the last number seen."""
+        target = f"/v1/events?run={self.run}&follow=1&after={after}"
+        try:
+            with self._client.stream(target) as stream:
+                while not stream.is_closed:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return after
+                    for event in stream.wait(left)[0]:
+                        seen = event.json()
+                        after = max(after, int(seen["seq"]))
+                        if seen["fact"]["kind"] == "run.ended":
+                            return after
+        except OSError:
+            # The controller is being restarted: `view` reports it if it does not come back.
+            time.sleep(0.05)
+        return after
+
+
+def submit(
+    spec: RunSpec | dict[str, Any] | str | os.PathLike[str], wait: bool = False
+) -> RunHandle:
+    """Start a run from a RunSpec, plain objects, or the path of a TOML file; the cluster is started on demand.
+
+    With `wait` it returns after the end, and raises RunFailed when the run did not succeed.
+    """
+    import msgspec
+
+    from argosy.config.checks import check_spec
+    from argosy.config.files import load_spec, make_spec
+
+    if isinstance(spec, str | os.PathLike):
+        checked = load_spec(os.fspath(spec))
+    else:
+        checked = make_spec(spec) if isinstance(spec, dict) else spec
+        check_spec(checked)
+    document: dict[str, Any] = msgspec.to_builtins(checked)
+    check_programs(document, os.getcwd(), os.environ)
+    handle = send(open_cluster(), describe_shell(document))[0]
+    if wait:
+        view = handle.wait()
+        if view["outcome"] != "succeeded":
+            raise RunFailed(
+                f"run {handle.run} {view['outcome']}: {view['reason']}",
+                fix=f"argosy why {handle.run}",
+                exit_code=view["exit_code"] or 1,
+            )
+    return handle
+
+
+def send(
+    cluster: Cluster, submission: dict[str, Any], *, warm: dict[str, Any] | None = None
+) -> list[RunHandle]:
+    """Hand a submission to the controller, bringing the cluster up first if it does not answer."""
+    client = Client(cluster.http_socket, timeout_seconds=UP_SECONDS)
+    try:
+        answer = client.post("/v1/runs", submission)
+    except (FileNotFoundError, ConnectionRefusedError):
+        bring_up(cluster, warm=warm)
+        answer = reach(client, lambda: client.post("/v1/runs", submission))
+    except OSError as error:
+        raise unreachable(error, cluster.http_socket)
+    return [RunHandle(run["run"], run["name"], client) for run in answer["runs"]]
+
+
+def bring_up(cluster: Cluster, *, warm: dict[str, Any] | None = None) -> bool:
+    """Make sure that this cluster runs; True when it had to be started.
+
+    Leftovers of a dead keeper are swept first. `warm` names a zygote that the keeper begins to make at once.
+    """
+    if _answers(cluster.http_socket):
+        return False
+    from argosy.control.keeper.sweep import start_keeper, sweep_dead_keeper
+
+    with _locked(cluster.lock("up")):
+        if _answers(cluster.keeper_socket):
+            is_new = False
+        else:
+            sweep_dead_keeper(cluster.directory, cluster.runtime)
+            start_keeper(cluster.directory, cluster.runtime, warm=warm)
+            is_new = True
+    await_controller(cluster)
+    return is_new
+
+
+def await_controller(cluster: Cluster) -> dict[str, Any]:
+    """Wait until the controller answers; its status."""
+    client = Client(cluster.http_socket, timeout_seconds=UP_SECONDS)
+    deadline = time.monotonic() + UP_SECONDS
+    while True:
+        try:
+            status: dict[str, Any] = client.get("/v1/status")
+            return status
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the cluster did not come up within {UP_SECONDS:.0f} s ({error})",
+                    fix=f"see {cluster.log('keeper')} and {cluster.log('controller')}",
+                )
+            # The keeper binds the sockets a moment after it is started; nothing announces that to strangers.
+            time.sleep(0.01)
+
+
+def reach(client: Client, ask: Callable[[], Any]) -> Any:
+    """Ask; a connection that fails becomes an error for people."""
+    try:
+        return ask()
+    except OSError as error:
+        raise unreachable(error, client.path)
+
+
+def describe_shell(spec: dict[str, Any], *, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The submission: the spec and the shell it was typed in (environment, directory, umask, limits, affinity)."""
+    environment = {**os.environ, **(env or {})}
+    return {
+        "spec": spec,
+        # What is not UTF-8 cannot travel in JSON.
+        "env": {k: v for k, v in environment.items() if is_text(k) and is_text(v)},
+        "cwd": os.getcwd(),
+        "umask": _umask(),
+        "limits": _limits(),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "python": sys.executable,
+        "client": __version__,
+    }
+
+
+def is_text(value: str) -> bool:
+    """No undecodable bytes in it."""
+    return value.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in value)
+
+
+def _answers(path: str) -> bool:
+    """Somebody accepts connections there: a socket file alone may be all that is left of a dead process."""
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(5.0)
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError as error:
+            raise unreachable(error, path)
+    return True
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """One client at a time brings a cluster up; the lock dies with its holder."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    # os.umask() can only be read by setting it, which another thread would notice.
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def _limits() -> dict[str, tuple[int, int]]:
+    import resource
+
+    return {
+        name.removeprefix("RLIMIT_").lower(): resource.getrlimit(getattr(resource, name))
+        for name in dir(resource)
+        if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # the old name of NOFILE
+    }
