@@ -1,0 +1,225 @@
+"""The zygote's loop: preload, answer the keeper's `fork` frames, and grow a second layer when idle.
+
+A batch goes through one intermediate process that forks every rank and exits, so the ranks become children of the keeper and
+the zygote's death costs none of them. In a forked rank `serve` returns its assignment to the top of the stack. The loop never
+runs user code and never waits for a rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+from argosy.control.zygote import kernel
+from argosy.control.zygote.assignment import Assignment, BatchError, read_batch
+from argosy.control.zygote.frames import Channel, FrameError
+from argosy.control.zygote.preload import SECOND_LAYER, PreloadError, Preloads
+from argosy.control.zygote.surroundings import Surroundings
+
+_IDLE_SECONDS = 1.0
+"""How long nothing must have been asked before the second layer is begun."""
+
+
+def serve(sock: socket.socket) -> Assignment | None:
+    """Serve the keeper until it hangs up (None), or, in a forked rank, return what that rank is to do."""
+    return _Parent(Channel(sock)).serve()
+
+
+class _Parent:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._keeper = os.getppid()
+        self._surroundings = Surroundings.find()
+        self._preloads = Preloads()
+        self._layer = 0
+        self._wants_second_layer = False
+        self._last_asked = time.monotonic()
+
+    def serve(self) -> Assignment | None:
+        while True:
+            if self._wants_second_layer and not self._wait_asked():
+                self._begin_second_layer()
+                continue
+            try:
+                received = self._channel.receive()
+            except FrameError as error:
+                sys.exit(f"zygote: the keeper sent {error}")
+            except ConnectionError:
+                return None
+            if received is None:
+                return None
+            message, descriptors = received
+            assignment = self._answer(message, descriptors)
+            for descriptor in descriptors if assignment is None else ():
+                os.close(descriptor)
+            if assignment is not None:
+                return assignment
+            self._last_asked = time.monotonic()
+
+    def _answer(self, message: dict[str, Any], descriptors: list[int]) -> Assignment | None:
+        kind = message.get("type")
+        if kind == "fork":
+            return self._fork(message, descriptors)
+        if kind == "preload":
+            modules = [str(module) for module in message.get("modules", [])]
+            self._load(modules, int(message.get("layer", 1)))
+            self._wants_second_layer = self._layer == 1 and "torch" in sys.modules
+            return None
+        sys.exit(f"zygote: the keeper sent a frame of unknown type {kind!r}")
+
+    def _load(self, modules: list[str], layer: int) -> None:
+        try:
+            seconds = self._preloads.load(modules)
+        except PreloadError as error:
+            self._channel.send({"type": "failed", "module": error.module, "error": error.error})
+            sys.exit(f"zygote: cannot preload {error}")
+        # Frozen objects are not visited by the collector, so a child does not copy their pages.
+        gc.freeze()
+        self._layer = layer
+        self._channel.send(
+            {
+                "type": "ready",
+                "layer": layer,
+                "seconds": round(seconds, 3),
+                "threads": kernel.count_tasks(),
+            }
+        )
+
+    def _fork(self, message: dict[str, Any], descriptors: list[int]) -> Assignment | None:
+        identity = message.get("id")
+        try:
+            batch = read_batch(message, descriptors, self._surroundings)
+        except BatchError as error:
+            self._refuse(identity, str(error))
+            return None
+        obstacle = self._preloads.find_obstacle() or self._find_shadow(batch)
+        if obstacle:
+            self._refuse(identity, obstacle)
+            return None
+        # What is still buffered here would be written again by every rank.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        read_end, write_end = os.pipe()
+        try:
+            intermediate = os.fork()
+        except OSError as error:
+            os.close(read_end)
+            os.close(write_end)
+            self._refuse(identity, f"cannot fork: {error}")
+            return None
+        if intermediate == 0:
+            os.close(read_end)
+            return _fork_ranks(batch, write_end)
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as file:
+            report = file.read()
+        os.waitpid(intermediate, 0)
+        pids = json.loads(report) if report else "the intermediate process died"
+        if isinstance(pids, str):
+            self._refuse(identity, pids)
+        else:
+            self._channel.send({"type": "forked", "id": identity, "pids": pids})
+        return None
+
+    def _refuse(self, identity: Any, reason: str) -> None:
+        self._channel.send({"type": "refused", "id": identity, "reason": reason})
+
+    def _find_shadow(self, batch: list[Assignment]) -> str:
+        for directory in {assignment.import_directory() for assignment in batch} - {""}:
+            name = self._preloads.find_shadow(directory)
+            if name:
+                return f"{os.path.join(directory, name)} shadows a module that the warm parent has"
+        return ""
+
+    def _wait_asked(self) -> bool:
+        """Wait until the keeper asks something; False once nothing was asked for long enough."""
+        remaining = self._last_asked + _IDLE_SECONDS - time.monotonic()
+        readable, _, _ = select.select([self._channel], [], [], max(0.0, remaining))
+        return bool(readable)
+
+    def _begin_second_layer(self) -> None:
+        """Fork a zygote with more imported, through an intermediate, into the keeper's care; go on as it in the child."""
+        self._wants_second_layer = False
+        if self._preloads.find_obstacle():
+            return
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        try:
+            intermediate = os.fork()
+        except OSError:
+            # No memory for a second layer: ranks go on being forked from this one.
+            for descriptor in (read_end, write_end):
+                os.close(descriptor)
+            ours.close()
+            theirs.close()
+            return
+        if intermediate == 0:
+            try:
+                pid = os.fork()
+            except OSError:
+                os._exit(1)
+            if pid != 0:
+                os.write(write_end, str(pid).encode())
+                os._exit(0)
+            os.close(read_end)
+            os.close(write_end)
+            ours.close()
+            self._become_second_layer(theirs)
+            return
+        os.close(write_end)
+        theirs.close()
+        with os.fdopen(read_end, "rb") as file:
+            pid = int(file.read() or b"0")
+        os.waitpid(intermediate, 0)
+        if pid:
+            self._channel.send({"type": "layer", "layer": 2, "pid": pid, "fds": 1}, [ours.fileno()])
+        ours.close()
+
+    def _become_second_layer(self, sock: socket.socket) -> None:
+        if not kernel.wait_adopted(self._keeper):
+            os._exit(1)
+        self._channel.close()
+        self._channel = Channel(sock)
+        policy = os.SCHED_IDLE if os.geteuid() == 0 else os.SCHED_BATCH
+        # Ranks of the first run are computing by now: this import takes only the time they leave.
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+        self._load(list(SECOND_LAYER), 2)
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _fork_ranks(batch: list[Assignment], report: int) -> Assignment:
+    """In the intermediate: fork every rank, report the pids and exit. Returns in the ranks alone."""
+    pids: list[int] = []
+    try:
+        gone_read, gone_write = os.pipe()
+    except OSError as error:
+        _report_and_exit(report, f"cannot make a pipe: {error}")
+    for assignment in batch:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for other in pids:
+                os.kill(other, signal.SIGKILL)
+                os.waitpid(other, 0)
+            _report_and_exit(report, f"cannot fork rank {len(pids)} of {len(batch)}: {error}")
+        if pid == 0:
+            os.close(report)
+            os.close(gone_write)
+            assignment.parent_gone = gone_read
+            return assignment
+        pids.append(pid)
+    return _report_and_exit(report, pids)
+
+
+def _report_and_exit(report: int, answer: list[int] | str) -> NoReturn:
+    data = json.dumps(answer).encode()
+    while data:
+        data = data[os.write(report, data) :]
+    os._exit(0)

@@ -1,0 +1,95 @@
+"""Importing the preloads, and saying whether a process that did so may still fork.
+
+A process with more than one thread, or with CUDA initialised, must not fork warm ranks: a child's first operation would hang.
+The parent asks before every fork; this module names the preload that is at fault. It never imports anything by itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+from argosy.control.zygote import kernel
+
+SECOND_LAYER = ("torch._dynamo", "torch._inductor.compile_fx")
+"""What a training script's first optimizer or `torch.compile` would import, 1 to 3 seconds per rank."""
+
+
+class PreloadError(Exception):
+    """A preload could not be imported."""
+
+    def __init__(self, module: str, error: str) -> None:
+        super().__init__(f"{module}: {error}")
+        self.module = module
+        self.error = error
+
+
+class Preloads:
+    """The modules imported so far, with the number of threads that each import left behind."""
+
+    def __init__(self) -> None:
+        self.modules: list[str] = []
+        self._started_threads: dict[str, int] = {}
+        # OpenBLAS starts a thread pool when numpy is imported, unless it is told this before.
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+    def load(self, modules: list[str]) -> float:
+        """Import the modules in order; returns the seconds it took."""
+        started = time.monotonic()
+        for module in modules:
+            before = kernel.count_tasks()
+            try:
+                importlib.import_module(module)
+            except (Exception, SystemExit):  # noqa: BLE001 - any preload, any way to fail
+                raise PreloadError(module, traceback.format_exc(limit=-5))
+            self.modules.append(module)
+            more = kernel.count_tasks() - before
+            if more > 0:
+                self._started_threads[module] = more
+        gc.collect()
+        return time.monotonic() - started
+
+    def find_obstacle(self) -> str:
+        """Why this process must not fork now, with the preload at fault; empty when it may."""
+        tasks = kernel.count_tasks()
+        if tasks != 1:
+            guilty = ", ".join(
+                f"{name} (+{count})" for name, count in self._started_threads.items()
+            )
+            return (
+                f"the warm parent has {tasks} threads, started by: {guilty or 'no import; later'}"
+            )
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            return f"a preload has initialised CUDA: one of {', '.join(self.modules)}"
+        return ""
+
+    def find_shadow(self, directory: str) -> str:
+        """Name of a file beside the script that a fresh interpreter would import instead of a module loaded here."""
+        try:
+            names = [entry.name for entry in os.scandir(directory)]
+        except OSError:
+            return ""
+        for name in names:
+            stem = name.removesuffix(".py")
+            module = sys.modules.get(stem)
+            if module is None or _is_startup_module(module):
+                continue
+            if stem == name and not os.path.exists(os.path.join(directory, name, "__init__.py")):
+                continue
+            origin = getattr(module, "__file__", None)
+            if origin and not os.path.realpath(origin).startswith(directory + os.sep):
+                return name
+        return ""
+
+
+def _is_startup_module(module: Any) -> bool:
+    """Whether every interpreter has this module loaded before it looks into the script's directory."""
+    if module.__name__ in ("__main__", "encodings", "sitecustomize", "usercustomize"):
+        return True
+    return getattr(getattr(module, "__spec__", None), "origin", None) in ("frozen", "built-in")
