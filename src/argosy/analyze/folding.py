@@ -16,14 +16,15 @@ Member = tuple[str, int]
 class FoldedLine:
     """One line and everybody who said it."""
 
-    __slots__ = ("_place", "at", "members", "stream", "text")
+    __slots__ = ("_due", "_place", "at", "members", "stream", "text")
 
-    def __init__(self, at: float, stream: str, text: str, member: Member, place: int) -> None:
+    def __init__(self, at: float, stream: str, text: str, member: Member) -> None:
         self.at = at
         self.stream = stream
         self.text = text
         self.members = [member]
-        self._place = place
+        self._place = 0
+        self._due = at
 
     def __repr__(self) -> str:
         return f"FoldedLine({self.text!r}, {self.members})"
@@ -51,8 +52,11 @@ class Folder:
         """This process has ended: nobody waits for it any more."""
         self._expected.discard(member)
 
-    def add(self, at: float, member: Member, stream: str, text: str) -> list[FoldedLine]:
-        """Take a line; returns what can be shown now."""
+    def add(
+        self, at: float, member: Member, stream: str, text: str, *, now: float | None = None
+    ) -> list[FoldedLine]:
+        """Take a line of time `at`; returns what can be shown now. A live reader says `now`, when the line reached it."""
+        now = at if now is None else now
         after = self._last_place.get(member, -1)
         line = next(
             (
@@ -63,14 +67,15 @@ class Folder:
             None,
         )
         if line is None:
-            line = FoldedLine(at, stream, text, member, self._next_place)
+            line = FoldedLine(at, stream, text, member)
+            line._place, line._due = self._next_place, now + self._window_seconds
             self._next_place += 1
             self._pending.append(line)
             self._open.setdefault((stream, text), []).append(line)
         else:
             line.members.append(member)
         self._last_place[member] = line._place
-        return self.flush(at)
+        return self.flush(now)
 
     def flush(self, now: float) -> list[FoldedLine]:
         """What is complete or has waited long enough, in order."""
@@ -88,12 +93,12 @@ class Folder:
 
     def deadline(self) -> float | None:
         """When to call `flush` next."""
-        return self._pending[0].at + self._window_seconds if self._pending else None
+        return self._pending[0]._due if self._pending else None
 
     def _is_due(self, line: FoldedLine, now: float) -> bool:
         return (
             len(self._pending) > self._most_pending
-            or now >= line.at + self._window_seconds
+            or now >= line._due
             or self._expected.issubset(line.members)
         )
 

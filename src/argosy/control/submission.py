@@ -149,6 +149,21 @@ def bring_up(cluster: Cluster, *, warm: dict[str, Any] | None = None) -> bool:
     return is_new
 
 
+def sweep_leftovers(cluster: Cluster) -> None:
+    """End what a dead keeper left behind, socket files included; a living cluster is not touched."""
+    from argosy.control.keeper.sweep import sweep_dead_keeper
+
+    with _locked(cluster.lock("up")):
+        if _answers(cluster.keeper_socket):
+            return
+        sweep_dead_keeper(cluster.directory, cluster.runtime)
+        for path in (cluster.http_socket, cluster.keeper_socket, cluster.control_socket):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+
+
 def await_controller(cluster: Cluster) -> dict[str, Any]:
     """Wait until the controller answers; its status."""
     client = Client(cluster.http_socket, timeout_seconds=UP_SECONDS)

@@ -1,0 +1,171 @@
+"""Connection: this machine's controller, and which run a person means.
+
+Called by every verb that asks the controller something. A read command never starts a cluster; it says how to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from argosy import __version__
+from argosy.control.home import Cluster, open_cluster
+from argosy.errors import ClusterError, ConfigError, NotFoundError, ProtocolError
+from argosy.protocol.httpclient import Client, unreachable
+
+MOST_LISTED = 10_000
+
+
+class Target:
+    """`RUN[/ROLE[/INDEX]]` taken apart."""
+
+    __slots__ = ("index", "role", "run")
+
+    def __init__(self, run: str, role: str | None, index: int | None) -> None:
+        self.run = run
+        self.role = role
+        self.index = index
+
+    def holds(self, process: dict[str, Any]) -> bool:
+        """Is this process part of the target?"""
+        return self.role in (None, process["role"]) and self.index in (None, process["index"])
+
+
+class Controller:
+    """The running controller of this machine; errors of the connection come as errors for people."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.client = Client(cluster.http_socket)
+
+    def get(self, target: str) -> Any:
+        """GET."""
+        try:
+            return self.client.get(target)
+        except OSError as error:
+            raise unreachable(error, self.client.path)
+
+    def post(self, target: str, body: Any) -> Any:
+        """POST."""
+        try:
+            return self.client.post(target, body)
+        except OSError as error:
+            raise unreachable(error, self.client.path)
+
+    def run(self, word: str) -> dict[str, Any]:
+        """The run a person means: an id, the beginning of one, a name (newest), or nothing for the newest run."""
+        if not word:
+            return self.newest()
+        runs: list[dict[str, Any]] = self.get(
+            f"/v1/runs?all=1&limit={MOST_LISTED}&name={quote(word)}"
+        )["runs"]
+        named = [run for run in runs if run["name"] == word]
+        try:
+            view: dict[str, Any] = self.get(f"/v1/runs/{quote(word, safe='')}")
+            if view["run"] == word or not named:
+                return view
+        except NotFoundError:
+            pass
+        if named:
+            return max(named, key=lambda run: run["submitted_at"])
+        return self._by_prefix(word)
+
+    def newest(self) -> dict[str, Any]:
+        """The run submitted last."""
+        runs = self.get("/v1/runs?all=1&limit=100")["runs"]
+        if not runs:
+            raise NotFoundError("there is no run yet", fix="start one: argosy run SCRIPT")
+        view: dict[str, Any] = max(runs, key=lambda run: run["submitted_at"])
+        return view
+
+    def _by_prefix(self, word: str) -> dict[str, Any]:
+        runs = self.get(f"/v1/runs?all=1&limit={MOST_LISTED}")["runs"]
+        matching: list[dict[str, Any]] = [run for run in runs if run["run"].startswith(word)]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            some = ", ".join(run["run"] for run in matching[:5])
+            raise NotFoundError(
+                f"{len(matching)} runs begin with {word!r}", fix=f"say which: {some}"
+            )
+        from argosy.config.nearest import nearest
+
+        names = {run["name"] for run in runs if run["name"]} | {run["run"] for run in runs}
+        match = nearest(word, names)
+        raise NotFoundError(
+            f"there is no run {word!r}",
+            fix=f"did you mean `{match}`?" if match else "`argosy ps --all` lists the runs",
+        )
+
+    def resolve(self, text: str) -> tuple[Target, dict[str, Any]]:
+        """A typed target and the run's view; the role and the process must exist."""
+        target = parse_target(text)
+        view = self.run(target.run)
+        target.run = view["run"]
+        roles = {role["role"]: role for role in view["roles"]}
+        if target.role is not None and target.role not in roles:
+            from argosy.config.nearest import did_you_mean
+
+            raise NotFoundError(
+                f"run {view['run']} has no role {target.role!r}",
+                fix=did_you_mean(target.role, roles),
+            )
+        if target.index is not None and target.role is not None:
+            indexes = [p["index"] for p in roles[target.role]["processes"]]
+            if indexes and target.index not in indexes:
+                raise NotFoundError(
+                    f"role {target.role} of run {view['run']} has no process {target.index}",
+                    fix=f"it has {min(indexes)} to {max(indexes)}",
+                )
+        return target, view
+
+
+def connect() -> Controller:
+    """The controller of this machine's cluster; nothing is started. Whether it answers shows with the first question."""
+    return Controller(open_cluster())
+
+
+def parse_target(text: str) -> Target:
+    """`RUN[/ROLE[/INDEX]]`."""
+    parts = text.split("/")
+    if len(parts) > 3 or (len(parts) > 1 and not all(parts)):
+        raise ConfigError(f"{text!r} is not a target", fix="write RUN, RUN/ROLE or RUN/ROLE/INDEX")
+    if len(parts) == 3 and not parts[2].isdecimal():
+        raise ConfigError(
+            f"{parts[2]!r} is not the index of a process", fix=f"example: {parts[0]}/{parts[1]}/0"
+        )
+    return Target(
+        parts[0],
+        parts[1] if len(parts) > 1 else None,
+        int(parts[2]) if len(parts) == 3 else None,
+    )
+
+
+def processes_of(view: dict[str, Any], target: Target | None = None) -> list[dict[str, Any]]:
+    """All processes of a run, or those of a target."""
+    return [
+        process
+        for role in view["roles"]
+        for process in role["processes"]
+        if target is None or target.holds(process)
+    ]
+
+
+def check_version(status: dict[str, Any]) -> None:
+    """Refuse to work with a cluster of another version."""
+    if status.get("version") not in (None, __version__):
+        raise ProtocolError(
+            f"the cluster runs Argosy {status['version']}, this command is {__version__}",
+            fix="`argosy down` with the other version, then try again; or use it, or another ARGOSY_HOME",
+        )
+
+
+def is_up(controller: Controller) -> dict[str, Any] | None:
+    """The status of the cluster, or None when there is none."""
+    try:
+        status: dict[str, Any] = controller.get("/v1/status")
+        return status
+    except ClusterError as error:
+        if error.what.startswith("no cluster"):
+            return None
+        raise

@@ -1,0 +1,180 @@
+"""Output: the lines of a run's processes on the terminal.
+
+One process: its bytes, unchanged, to the stream they were written to. Several: lines with a rank, equal ones folded into one
+with a rank set. Called by `argosy run` and `argosy logs`; never talks to the controller.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from argosy.analyze.folding import FoldedLine, Folder, Member
+from argosy.analyze.ranksets import format_ranks
+from argosy.cli.paint import RANK_COLOURS, Paint, clock
+
+_COPY_BYTES = 256 << 10
+
+
+class RawOutput:
+    """Copies the output files of a single process; how far it got is counted in bytes, so nothing is lost or doubled."""
+
+    def __init__(self, directory: str) -> None:
+        self._logs = os.path.join(directory, "logs")
+        self._positions: dict[str, int] = {}
+
+    def note_file(self, role: str, index: int, number: int) -> None:
+        """An attempt exists: its files may appear."""
+        for stream in ("out", "err"):
+            path = os.path.join(self._logs, f"{role}.{index}.{number}.{stream}")
+            self._positions.setdefault(path, 0)
+
+    def line(self, line: dict[str, Any]) -> None:
+        """A line has come: copy what is there."""
+        self.note_file(line["role"], line["index"], line["number"])
+        self.copy()
+
+    def copy(self) -> None:
+        """Write out everything that was not yet."""
+        for path, position in self._positions.items():
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                position = min(position, os.fstat(descriptor).st_size)
+                while data := os.pread(descriptor, _COPY_BYTES, position):
+                    write_all(2 if path.endswith(".err") else 1, data)
+                    position += len(data)
+            finally:
+                os.close(descriptor)
+            self._positions[path] = position
+
+    def flush(self, now: float) -> None:
+        """Nothing is held back here."""
+
+    def deadline(self) -> float | None:
+        """Nothing is held back here."""
+        return None
+
+    def finish(self) -> None:
+        """The run has ended: the last bytes."""
+        self.copy()
+
+
+class LabelledOutput:
+    """Lines of several processes: `[0-3] text`."""
+
+    def __init__(
+        self,
+        view: dict[str, Any],
+        *,
+        is_live: bool = True,
+        should_fold: bool = True,
+        has_timestamps: bool = False,
+    ) -> None:
+        self._has_one_role = len(view["roles"]) == 1
+        self._counts = {role["role"]: int(role.get("count", 1)) for role in view["roles"]}
+        members = [(p["role"], _place(p)) for role in view["roles"] for p in role["processes"]]
+        if not members:
+            members = [(role, i) for role, count in self._counts.items() for i in range(count)]
+        # Live, a line may wait but for a moment; of the past, arrival times alone decide.
+        window = 0.1 if is_live else 0.25
+        self._folder = Folder(members, window_seconds=window) if should_fold else None
+        self._is_live = is_live
+        self._has_timestamps = has_timestamps
+        self._paint = {"out": Paint(sys.stdout), "err": Paint(sys.stderr)}
+        self._unfinished: dict[tuple[str, int, int, str], str] = {}
+
+    def note_file(self, role: str, index: int, number: int) -> None:
+        """Files do not matter here."""
+
+    def line(self, line: dict[str, Any]) -> None:
+        """Take a line; pieces of one are put together first."""
+        key = (line["role"], line["index"], line["number"], line["stream"])
+        text = self._unfinished.pop(key, "") + line["text"]
+        if line.get("partial") and len(text) < 1 << 20:
+            self._unfinished[key] = text
+            return
+        self._take(line["at"], (line["role"], _place(line)), line["stream"], text)
+
+    def flush(self, now: float) -> None:
+        """Show what has waited long enough for the other ranks."""
+        if self._folder:
+            self._show(self._folder.flush(now))
+
+    def deadline(self) -> float | None:
+        """When to call `flush`, on the clock of `time.time`."""
+        return self._folder.deadline() if self._folder else None
+
+    def finish(self) -> None:
+        """Show everything that is left, unfinished lines too."""
+        for (role, index, _, stream), text in self._unfinished.items():
+            self._take(time.time(), (role, index), stream, text)
+        self._unfinished.clear()
+        if self._folder:
+            self._show(self._folder.drain())
+        sys.stdout.flush()
+
+    def _take(self, at: float, member: Member, stream: str, text: str) -> None:
+        if self._folder:
+            now = time.time() if self._is_live else at
+            self._show(self._folder.add(at, member, stream, text, now=now))
+        else:
+            self._show([FoldedLine(at, stream, text, member)])
+
+    def _show(self, lines: list[FoldedLine]) -> None:
+        for line in lines:
+            paint = self._paint.get(line.stream, self._paint["out"])
+            file = sys.stderr if line.stream == "err" else sys.stdout
+            stamp = paint(clock(line.at), "dim") + " " if self._has_timestamps else ""
+            label = paint(f"[{self.label(line.members)}]", self._colour(line.members))
+            file.write(f"{stamp}{label} {line.text}\n")
+        if lines:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def label(self, members: list[Member]) -> str:
+        """`0-3`, or `web, train/0-3` in a run of several roles."""
+        by_role: dict[str, list[int]] = {}
+        for role, place in members:
+            by_role.setdefault(role, []).append(place)
+        if self._has_one_role:
+            return format_ranks(next(iter(by_role.values())))
+        return ", ".join(
+            role if self._counts.get(role, 1) == 1 else f"{role}/{format_ranks(places)}"
+            for role, places in by_role.items()
+        )
+
+    def _colour(self, members: list[Member]) -> str:
+        if len(members) > 1:
+            return "bold"
+        role, place = members[0]
+        if not self._has_one_role:
+            place = list(self._counts).index(role) if role in self._counts else 0
+        return RANK_COLOURS[place % len(RANK_COLOURS)]
+
+
+Output = RawOutput | LabelledOutput
+
+
+def choose_output(view: dict[str, Any], *, is_raw_allowed: bool = True) -> Output:
+    """Raw for a single process, labelled for several."""
+    count = sum(int(role.get("count", 1)) for role in view["roles"])
+    if count == 1 and len(view["roles"]) == 1 and is_raw_allowed:
+        return RawOutput(view["directory"])
+    return LabelledOutput(view)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """All of it, also into a pipe that takes it in pieces."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _place(thing: dict[str, Any]) -> int:
+    rank = thing.get("rank")
+    return int(thing["index"] if rank is None else rank)

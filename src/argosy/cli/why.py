@@ -1,0 +1,186 @@
+"""`argosy why`: the first cause of a failure, its evidence, its collateral, and what was done about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from argosy.analyze.attempts import Attempt, describe_exit
+from argosy.analyze.causes import Incident, final_incident, find_incidents
+from argosy.cli.arguments import Arguments
+from argosy.cli.connection import Controller, connect
+from argosy.cli.paint import Paint, clock, duration
+from argosy.errors import ArgosyError
+from argosy.protocol.httpclient import Client
+
+EVIDENCE_LINES = 12
+_TAIL_BYTES = 16 << 10
+MOST_EVENTS = 100_000
+
+
+def why(arguments: Arguments) -> int:
+    """Explain a run: alive, healed, stopped or failed."""
+    controller = connect()
+    view = controller.run(arguments.word())
+    events = read_events(controller, view["run"])
+    incidents = find_incidents(events)
+    final = final_incident(events)
+    if arguments.get("json"):
+        print(json.dumps(_as_json(view, incidents, final)))
+        return 0
+    paint = Paint(sys.stdout)
+    lines = [_headline(view, final, incidents)]
+    for incident in incidents:
+        is_final = final is not None and incident.cause is final.cause
+        title = "first cause" if is_final else f"healed at {clock(incident.cause.exited_at)}"
+        lines += [
+            "",
+            paint(title, "bold", "red" if is_final else "yellow") + f": {incident.sentence}",
+        ]
+        lines += _evidence(view, incident.cause, paint)
+        if incident.collateral:
+            lines.append(f"  {paint('collateral', 'dim')}: {incident.collateral}")
+        lines += [f"  {paint('then', 'dim')}: {remedy}" for remedy in incident.remedy]
+    lines += ["", paint(f"more: argosy events {view['run']} · argosy logs {view['run']}", "dim")]
+    print("\n".join(lines))
+    return 0
+
+
+def explain_failure(client: Client, view: dict[str, Any]) -> str:
+    """The end of a run that did not succeed, for stderr: cause, last lines, log file, collateral, how to see more."""
+    paint = Paint(sys.stderr)
+    run = view["run"]
+    if view["outcome"] in ("stopped", "cancelled"):
+        return f"{paint('argosy:', 'dim')} run {run} {view['outcome']}: {view.get('reason') or 'on request'}\n"
+    incident = None
+    try:
+        events = client.get(f"/v1/events?run={run}&limit={MOST_EVENTS}")["events"]
+        incident = final_incident(events)
+    except (OSError, ArgosyError):
+        # The cause is evidence, not the result: without it the outcome still stands.
+        pass
+    head = f"{paint('argosy:', 'red')} {paint(f'run {run} failed', 'bold')}"
+    if incident is None:
+        lines = [f"{head}: {view.get('reason') or 'no cause is known'}"]
+    else:
+        lines = [f"{head}: {incident.sentence}", *_evidence(view, incident.cause, paint)]
+        if incident.collateral:
+            lines.append(f"  collateral: {incident.collateral}")
+        if view.get("reason"):
+            lines.append(f"  outcome: {view['reason']}")
+    lines.append(f"  more: argosy why {run} · argosy logs {run} · argosy events {run}")
+    return "\n".join(lines) + "\n"
+
+
+def read_events(controller: Controller, run: str) -> list[dict[str, Any]]:
+    """All events of a run."""
+    events: list[dict[str, Any]] = controller.get(f"/v1/events?run={run}&limit={MOST_EVENTS}")[
+        "events"
+    ]
+    return events
+
+
+def _headline(view: dict[str, Any], final: Incident | None, incidents: list[Incident]) -> str:
+    name = f" ({view['name']})" if view.get("name") else ""
+    who = f"run {view['run']}{name}"
+    if view["state"] != "ended":
+        waits = f": {view['waiting']}" if view.get("waiting") else ""
+        healed = (
+            f", after {len(incidents)} failure{'s' if len(incidents) != 1 else ''}"
+            if incidents
+            else ""
+        )
+        return f"{who} is {view['state']}{waits}{healed}"
+    took = ""
+    if view.get("started_at") and view.get("ended_at"):
+        took = f" after {duration(view['ended_at'] - view['started_at'])}"
+    if view["outcome"] == "succeeded":
+        return f"{who} succeeded{took}" + (
+            f"; {len(incidents)} failure{'s were' if len(incidents) != 1 else ' was'} healed"
+            if incidents
+            else ""
+        )
+    reason = f": {view['reason']}" if view.get("reason") else ""
+    code = f", exit code {view['exit_code']}" if view["outcome"] == "failed" else ""
+    return f"{who} {view['outcome']}{took}{code}{reason}"
+
+
+def _evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[str]:
+    """Traceback or exec error, else the last lines of its log; and the file."""
+    path, tail = log_tail(view["directory"], cause)
+    error = str((cause.exit or {}).get("error", "")).strip().splitlines()
+    shown = error if error and not set(error) <= set(tail) else tail
+    lines = [f"    {paint('|', 'dim')} {line}" for line in shown[-EVIDENCE_LINES:]]
+    if error and shown is error and tail:
+        lines.append(f"  {paint('last output', 'dim')}:")
+        lines += [f"    {paint('|', 'dim')} {line}" for line in tail[-4:]]
+    if path:
+        lines.append(f"  {paint('log', 'dim')}: {path}")
+    return lines
+
+
+def log_tail(directory: str, attempt: Attempt) -> tuple[str, list[str]]:
+    """The attempt's log file that says most about its end, and its last lines."""
+    stem = os.path.join(directory, "logs", f"{attempt.role}.{attempt.index}.{attempt.number}")
+    fallback = ""
+    for path in (f"{stem}.err", f"{stem}.out"):
+        try:
+            with open(path, "rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - _TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace").strip("\0\n")
+        except OSError:
+            continue
+        fallback = fallback or path
+        if text.strip():
+            return path, text.splitlines()[-EVIDENCE_LINES:]
+    return fallback, []
+
+
+def _as_json(
+    view: dict[str, Any], incidents: list[Incident], final: Incident | None
+) -> dict[str, Any]:
+    return {
+        "run": view["run"],
+        "name": view["name"],
+        "state": view["state"],
+        "outcome": view["outcome"],
+        "exit_code": view["exit_code"],
+        "reason": view["reason"],
+        "first_cause": _incident_json(view, final) if final else None,
+        "incidents": [_incident_json(view, incident) for incident in incidents],
+    }
+
+
+def _incident_json(view: dict[str, Any], incident: Incident) -> dict[str, Any]:
+    path, tail = log_tail(view["directory"], incident.cause)
+    return {
+        "sentence": incident.sentence,
+        "cause": _attempt_json(incident.cause),
+        "failed_after": [_attempt_json(attempt) for attempt in incident.failed_after],
+        "stopped": [_attempt_json(attempt) for attempt in incident.stopped],
+        "then": incident.remedy,
+        "error": (incident.cause.exit or {}).get("error", ""),
+        "log": path,
+        "last_lines": tail,
+    }
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    exit_fact = attempt.exit or {}
+    return {
+        "attempt": attempt.id,
+        "role": attempt.role,
+        "index": attempt.index,
+        "rank": attempt.rank,
+        "number": attempt.number,
+        "generation": attempt.generation,
+        "host": attempt.host,
+        "pid": attempt.pid,
+        "code": exit_fact.get("code"),
+        "signal": exit_fact.get("signal"),
+        "at": attempt.exited_at,
+        "how": describe_exit(exit_fact),
+    }
