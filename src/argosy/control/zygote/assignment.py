@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from argosy.control.zygote.libraries import Libraries
 from argosy.control.zygote.surroundings import Surroundings
 
 
@@ -42,6 +43,9 @@ class Assignment:
     surroundings: Surroundings
     secrets: dict[str, int] = field(default_factory=dict)
     listener: int | None = None
+    touched_signals: tuple[int, ...] = ()
+    """Signals that are not as a fresh interpreter has them: all are set anew."""
+    libraries: Libraries = field(default_factory=Libraries)
     parent_gone: int = -1
     """Set after the fork: reads as ended once the intermediate process is gone."""
 

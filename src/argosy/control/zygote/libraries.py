@@ -1,7 +1,7 @@
-"""What preloaded libraries must be told after a fork: new seeds, thread counts, and where temporary files go.
+"""What preloaded libraries must be told around a fork: new seeds, thread counts, and where temporary files go.
 
-Called by the rank. Looks only at modules that are loaded already; never imports one, so a program that does not use torch pays
-nothing for it.
+Looked through by the zygote once they are loaded, told by the rank. Looks only at modules that are loaded already and never
+imports one, so a program that does not use torch pays nothing for it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 _OPENBLAS_SETTERS = (
@@ -43,21 +46,44 @@ def follow_environment() -> None:
         process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
 
 
-def set_threads(threads: int | None, affinity_at_load: frozenset[int]) -> None:
-    """Set by call what these libraries read from the environment only when they are loaded."""
-    own = os.sched_getaffinity(0)
-    num_blas = threads or _read_count("OPENBLAS_NUM_THREADS") or _read_count("OMP_NUM_THREADS")
-    if num_blas is None:
-        num_blas = len(own)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        elif own != affinity_at_load and _read_count("OMP_NUM_THREADS") is None:
-            torch.set_num_threads(len(own))
-    # The zygote loaded OpenBLAS with one thread; for one there is nothing to undo.
-    if num_blas > 1 and "numpy" in sys.modules:
-        _set_openblas_threads(num_blas)
+@dataclass(frozen=True)
+class Libraries:
+    """What the zygote found out about its preloads before a fork, because every rank would have to."""
+
+    openblas_setters: tuple[Callable[[ctypes.c_int], object], ...] = ()
+
+    @classmethod
+    def find(cls) -> Libraries:
+        """Look at the loaded libraries."""
+        return cls(tuple(_find_openblas_setters()) if "numpy" in sys.modules else ())
+
+    def set_threads(self, threads: int | None, affinity_at_load: frozenset[int]) -> None:
+        """Set by call what these libraries read from the environment only when they are loaded."""
+        own = os.sched_getaffinity(0)
+        num_blas = threads or _read_count("OPENBLAS_NUM_THREADS") or _read_count("OMP_NUM_THREADS")
+        if num_blas is None:
+            num_blas = len(own)
+        torch: Any = sys.modules.get("torch")
+        if torch is not None:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            elif own != affinity_at_load and _read_count("OMP_NUM_THREADS") is None:
+                torch.set_num_threads(len(own))
+        # The zygote loaded OpenBLAS with one thread; for one there is nothing to undo.
+        if num_blas > 1:
+            for setter in self.openblas_setters:
+                setter(ctypes.c_int(num_blas))
+
+
+def keep_finalizers_at_home() -> None:
+    """Have `weakref.finalize` objects of the preloads not run when a rank exits.
+
+    They clean up after the zygote: a rank that ran them would remove the zygote's temporary directories, and would spend
+    45 ms of its exit on taking torch's operator libraries apart.
+    """
+    registry: Any = getattr(weakref.finalize, "_registry", {})
+    for finalizer in list(registry):
+        finalizer.atexit = False
 
 
 def _read_count(name: str) -> int | None:
@@ -65,16 +91,13 @@ def _read_count(name: str) -> int | None:
     return int(value) if value.isdigit() and int(value) > 0 else None
 
 
-def _set_openblas_threads(count: int) -> None:
+def _find_openblas_setters() -> Iterator[Callable[[ctypes.c_int], object]]:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {line.split(None, 5)[5].rstrip("\n") for line in file if "openblas" in line}
-    for path in paths:
+    for path in sorted(paths):
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
             continue
-        for name in _OPENBLAS_SETTERS:
-            setter = getattr(library, name, None)
-            if setter is not None:
-                setter(ctypes.c_int(count))
-                break
+        setters = (getattr(library, name, None) for name in _OPENBLAS_SETTERS)
+        yield from [setter for setter in setters if setter is not None][:1]

@@ -20,15 +20,21 @@ from typing import Any, NoReturn
 from argosy.control.zygote import kernel
 from argosy.control.zygote.assignment import Assignment, BatchError, read_batch
 from argosy.control.zygote.frames import Channel, FrameError
+from argosy.control.zygote.libraries import Libraries, keep_finalizers_at_home
 from argosy.control.zygote.preload import SECOND_LAYER, PreloadError, Preloads
 from argosy.control.zygote.surroundings import Surroundings
 
-_IDLE_SECONDS = 1.0
+_TIDY_SECONDS = 0.25
+"""How long nothing must have been asked before memory is gathered for cheaper forks; a cold start never waits for it."""
+_SECOND_LAYER_SECONDS = 1.0
 """How long nothing must have been asked before the second layer is begun."""
 
 
 def serve(sock: socket.socket) -> Assignment | None:
     """Serve the keeper until it hangs up (None), or, in a forked rank, return what that rank is to do."""
+    # A program that looks into `sys.modules` finds its preloads, but not the modules that forked it.
+    for name in [name for name in sys.modules if name.startswith("argosy.control")]:
+        del sys.modules[name]
     return _Parent(Channel(sock)).serve()
 
 
@@ -38,15 +44,15 @@ class _Parent:
         self._keeper = os.getppid()
         self._surroundings = Surroundings.find()
         self._preloads = Preloads()
+        self._libraries = Libraries()
         self._layer = 0
         self._wants_second_layer = False
+        self._is_tidy = True
         self._last_asked = time.monotonic()
 
     def serve(self) -> Assignment | None:
         while True:
-            if self._wants_second_layer and not self._wait_asked():
-                self._begin_second_layer()
-                continue
+            self._use_idle_time()
             try:
                 received = self._channel.receive()
             except FrameError as error:
@@ -62,6 +68,18 @@ class _Parent:
             if assignment is not None:
                 return assignment
             self._last_asked = time.monotonic()
+            # Every fork leaves huge pages split where the two processes have written since.
+            self._is_tidy = False
+
+    def _use_idle_time(self) -> None:
+        """Do what makes later forks faster, as long as the keeper asks nothing."""
+        if not self._is_tidy and not self._wait_asked(_TIDY_SECONDS):
+            kernel.collapse_memory()
+            self._is_tidy = True
+        if not (self._is_tidy and self._wants_second_layer):
+            return
+        if not self._wait_asked(_SECOND_LAYER_SECONDS):
+            self._begin_second_layer()
 
     def _answer(self, message: dict[str, Any], descriptors: list[int]) -> Assignment | None:
         kind = message.get("type")
@@ -80,6 +98,8 @@ class _Parent:
         except PreloadError as error:
             self._channel.send({"type": "failed", "module": error.module, "error": error.error})
             sys.exit(f"zygote: cannot preload {error}")
+        self._libraries = Libraries.find()
+        keep_finalizers_at_home()
         # Frozen objects are not visited by the collector, so a child does not copy their pages.
         gc.freeze()
         self._layer = layer
@@ -99,6 +119,9 @@ class _Parent:
         except BatchError as error:
             self._refuse(identity, str(error))
             return None
+        for assignment in batch:
+            assignment.libraries = self._libraries
+            assignment.touched_signals = kernel.find_touched_signals()
         obstacle = self._preloads.find_obstacle() or self._find_shadow(batch)
         if obstacle:
             self._refuse(identity, obstacle)
@@ -138,9 +161,9 @@ class _Parent:
                 return f"{os.path.join(directory, name)} shadows a module that the warm parent has"
         return ""
 
-    def _wait_asked(self) -> bool:
-        """Wait until the keeper asks something; False once nothing was asked for long enough."""
-        remaining = self._last_asked + _IDLE_SECONDS - time.monotonic()
+    def _wait_asked(self, idle_seconds: float) -> bool:
+        """Wait until the keeper asks something; False once nothing was asked for so long."""
+        remaining = self._last_asked + idle_seconds - time.monotonic()
         readable, _, _ = select.select([self._channel], [], [], max(0.0, remaining))
         return bool(readable)
 
@@ -191,6 +214,7 @@ class _Parent:
         # Ranks of the first run are computing by now: this import takes only the time they leave.
         os.sched_setscheduler(0, policy, os.sched_param(0))
         self._load(list(SECOND_LAYER), 2)
+        kernel.collapse_memory()
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 

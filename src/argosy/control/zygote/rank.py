@@ -28,7 +28,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 8
 def become(assignment: Assignment) -> NoReturn:
     """Turn this process into the attempt and run it to its end."""
     _arrange_descriptors(assignment)
-    _reset_signals()
+    _reset_signals(assignment.touched_signals)
     _apply_limits(assignment)
     stdio.rebuild(assignment.is_tty)
     libraries.reseed()
@@ -40,7 +40,6 @@ def become(assignment: Assignment) -> NoReturn:
     additions = _wait_gate(assignment.gate)
     if assignment.program is None:
         storehost.serve(assignment.listener)
-    _forget_zygote()
     _settle(assignment, additions)
     shutdown.finish(program.run(assignment.program, assignment.surroundings, assignment.error_file))
 
@@ -72,18 +71,15 @@ def _arrange_descriptors(assignment: Assignment) -> None:
     assignment.listener = kept[2] if len(kept) > 2 else None
 
 
-def _reset_signals() -> None:
-    """Handlers and mask as in a fresh interpreter."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    touched = int(fields["SigCgt"], 16) | int(fields["SigIgn"], 16)
-    for number in signal.valid_signals():
-        if touched >> (number - 1) & 1 and number not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+def _reset_signals(touched: tuple[int, ...]) -> None:
+    """Handlers as in a fresh interpreter, and nothing blocked."""
+    for number in touched:
+        signal.signal(number, signal.SIG_DFL)
+    if touched:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _apply_limits(assignment: Assignment) -> None:
@@ -140,12 +136,6 @@ def _wait_gate(gate: int) -> dict[str, str]:
     return dict(added.get("env") or {})
 
 
-def _forget_zygote() -> None:
-    """A program that looks into `sys.modules` finds its preloads, but not the modules that forked it."""
-    for name in [name for name in sys.modules if name.startswith("argosy.control")]:
-        del sys.modules[name]
-
-
 def _settle(assignment: Assignment, additions: dict[str, str]) -> None:
     """Environment, directory and what preloaded libraries derived from the zygote's."""
     environment = {**assignment.environment, **additions}
@@ -163,4 +153,4 @@ def _settle(assignment: Assignment, additions: dict[str, str]) -> None:
         sys.stderr.write(f"argosy: cannot enter the working directory: {error}\n")
         shutdown.finish(shutdown.Outcome(code=126))
     libraries.follow_environment()
-    libraries.set_threads(assignment.threads, assignment.surroundings.affinity)
+    assignment.libraries.set_threads(assignment.threads, assignment.surroundings.affinity)

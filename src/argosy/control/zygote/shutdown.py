@@ -7,6 +7,7 @@ destructors of extension modules do not run; C stdio is flushed.
 
 from __future__ import annotations
 
+import _io
 import atexit
 import gc
 import io
@@ -85,7 +86,7 @@ def _drop_main() -> None:
 def _flush_open_files() -> None:
     """Flush what is still open: compressing writers first, then text, then bytes below them."""
     # Objects from before the fork are frozen and not listed; they belong to the zygote.
-    open_files = [item for item in gc.get_objects() if isinstance(item, io.IOBase)]
+    open_files = [item for item in gc.get_objects() if isinstance(item, _io._IOBase)]
     order = (_is_layered, _is_text, _is_buffered)
     for belongs in order:
         for item in open_files:
