@@ -1,0 +1,1 @@
+"""Drivers of the peers; each runs in its own environment under .peers/, or (torchrun) in ours."""
