@@ -47,7 +47,7 @@ def read_program(arguments: Arguments) -> Program:
         raise ConfigError(
             f"--on {where} comes with a later release", fix="leave it out, or say --on local"
         )
-    env, secrets = _read_env(arguments), _read_secrets(arguments)
+    env, secrets = read_env(arguments), _read_secrets(arguments)
     script = arguments.word()
     if script.endswith(".toml"):
         spec = _read_file(arguments, script)
@@ -211,10 +211,10 @@ def _default_name(roles: dict[str, Any]) -> str:
     source = role.get("script") or role.get("module") or role["command"][0]
     stem = source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".py")
     letters = [
-        letter if (letter.isalnum() and letter.isascii()) or letter in "_.-" else "-"
+        letter if (letter.isalnum() and letter.isascii()) or letter in "_-" else "-"
         for letter in stem
     ]
-    return "".join(letters).strip("-._")[:64]
+    return "".join(letters).strip("-_")[:64]
 
 
 def _check_python(script: str) -> None:
@@ -246,7 +246,8 @@ def _check_module(module: str) -> None:
         )
 
 
-def _read_env(arguments: Arguments) -> dict[str, str]:
+def read_env(arguments: Arguments) -> dict[str, str]:
+    """The variables given by --env."""
     env = {}
     for text in arguments.get("env", []):
         key, equals, value = text.partition("=")

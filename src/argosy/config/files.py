@@ -39,7 +39,7 @@ def default_name(path: str) -> str:
     """The file's name without its ending, in the letters that a run's name may have."""
     stem = path.rstrip("/").rsplit("/", 1)[-1]
     stem = stem[: stem.rindex(".")] if "." in stem[1:] else stem
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:64]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:64]
 
 
 def read_document(path: str | Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def parse_value(text: str) -> Any:
 
 def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """The document with the overrides applied, later ones winning; the given document is not changed."""
-    result = _copy(document)
+    result: dict[str, Any] = _copy(document)
     for text in overrides:
         path, value = parse_override(text)
         place = result
