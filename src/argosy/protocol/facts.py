@@ -176,6 +176,8 @@ class AttemptStopping(Fact, frozen=True, kw_only=True, tag="attempt.stopping"):
     run: str
     level: Literal["term", "kill"]
     reason: str
+    failure: FailureClass | None = None
+    """Set when it is ended for a failure of its own (hung, never ready); then its exit counts as one."""
 
 
 class AttemptExited(Fact, frozen=True, kw_only=True, tag="attempt.exited"):
@@ -202,6 +204,10 @@ class StopRequested(Fact, frozen=True, kw_only=True, tag="run.stop_requested"):
     run: str
     hard: bool
     reason: str
+    failed: bool = False
+    """A policy gave the run up: it ends as failed."""
+    cause: str = ""
+    """with failed: the attempt that decided it"""
 
 
 class RunEnded(Fact, frozen=True, kw_only=True, tag="run.ended"):

@@ -1,7 +1,11 @@
 """Messages between controller and agent; one tagged union per direction, JSON in length-prefixed frames.
 
 Both directions survive loss, doubling and reorder: wants carry a version per host and are sent again until acknowledged,
-observations carry (keeper, number) and are sent again until acknowledged durably.
+observations carry (source, number) and are sent again until acknowledged durably. A source is a keeper's id, with the
+keeper's own numbers, or `HOST@INCARNATION` for what the agent itself saw (probes, ports, hangs), numbered from 1 by each
+agent process. The latter die with the agent; its successor sees the same things again, and the controller takes them by
+their content (an attempt becomes ready once), so nothing is lost or doubled. Numbers that tell the controller nothing
+(later steps) are left out: a gap in a report means that there is nothing to know.
 """
 
 from __future__ import annotations
@@ -65,6 +69,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     probe: dict[str, Any] | None = None
     not_before: float = 0.0
     """Wall-clock second; the agent waits until then."""
+    hang_seconds: float = 0.0
+    """The agent reports it as hung after so long without a step, once it has reported one; 0: not watched."""
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,6 +84,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """with running; also the changed launch of a released spare (parked false, rank set)"""
     reform: dict[str, Any] | None = None
     """with running, for a member that joined: {"generation", "rank", "world_size"}: tell it to re-form in place"""
+    progressed: bool = False
+    """It has reported a step before (a new agent watches it for hangs at once)."""
 
 
 class Reserve(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +111,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     memory_bytes: int
     alive: list[str]
     """Attempts the keeper holds, running or ended but not acknowledged; what is not here is gone."""
+    runs: list[str] = []
+    """Runs of which the host holds anything; those that are over are released again."""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +126,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         "joined",
         "progressed",
         "hung",
+        "unready",
         "ports",
         "ports_refused",
         "note",
@@ -123,7 +134,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: str = ""
     run: str = ""
     data: dict[str, Any] = {}
-    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · ports: ports · ports_refused: reason · note: level text"""
+    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · hung, unready: reason · ports: ports · ports_refused: reason · note: level text"""
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -131,6 +142,7 @@ class Report(Message, frozen=True, kw_only=True, tag="report"):
 
     host: str
     keeper: str
+    """The source of the observations (see the top of this file)."""
     observed: list[Observed] = []
     wants_version: int = 0
     """Highest want version such that it and all below have been received."""
@@ -160,12 +172,14 @@ class Wants(Message, frozen=True, kw_only=True, tag="wants"):
 
     since: int
     version: int
+    keeper: str = ""
+    """Meant for this keeper: a host with another one ignores them, what they ask for is gone."""
     wants: list[Want] = []
     reserves: list[Reserve] = []
 
 
 class Acknowledge(Message, frozen=True, kw_only=True, tag="acknowledge"):
-    """All observations of this keeper up to the number are durable."""
+    """All observations of this source up to the number are durable."""
 
     keeper: str
     number: int

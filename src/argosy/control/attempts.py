@@ -1,0 +1,181 @@
+"""The state that a supervisor folds from facts: roles, their processes, and each start of a process.
+
+Plain records with a few questions one may ask them; only `Supervisor.apply` changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from argosy.config.spec import Restart, RoleSpec
+from argosy.control.restarts import History, Life, classify, policy_of
+from argosy.protocol.facts import AttemptExited, FailureClass
+
+End = Literal["", "asked", "well", "failed"]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One start of one process."""
+
+    id: str
+    role: str
+    index: int
+    number: int
+    host: str
+    keeper: str
+    """The host's keeper when it was planned; with another keeper it is gone."""
+    planned_seq: int
+    planned_at: float
+    generation: int = 0
+    rank: int | None = None
+    parked: bool = False
+    pid: int = 0
+    how: str = ""
+    note: str = ""
+    started_at: float | None = None
+    said_ready: bool = False
+    joined: int | None = None
+    """Generation it joined last; None: the program does not know Argosy."""
+    step: int | None = None
+    reform: bool = False
+    """It was a member before: told to re-form, not launched, in its present generation."""
+    stopping: Literal["", "term", "kill"] = ""
+    stop_reason: str = ""
+    stop_failure: FailureClass | None = None
+    exit: AttemptExited | None = None
+    exit_seq: int = 0
+    exited_at: float = 0.0
+    end: End = ""
+    failure: FailureClass | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Not known to be reaped."""
+        return self.exit is None
+
+    @property
+    def can_reform(self) -> bool:
+        """Alive, not told to end, and its program can take part in a new generation in place."""
+        return self.exit is None and not self.stopping and self.joined is not None
+
+    def conclude(self, exit: AttemptExited, seq: int, at: float) -> None:
+        """Fold its exit."""
+        self.exit, self.exit_seq, self.exited_at = exit, seq, at
+        if self.stop_failure is not None:
+            self.end, self.failure = "failed", self.stop_failure
+        elif self.stopping:
+            self.end = "asked"
+        else:
+            self.failure = classify(exit)
+            self.end = "failed" if self.failure else "well"
+
+    def life(self, long_seconds: float) -> Life:
+        """Its life as the failure counts see it."""
+        began = self.started_at if self.started_at is not None else self.exited_at
+        return Life(
+            has_progressed=self.said_ready or self.step is not None,
+            is_long=self.exited_at - began >= long_seconds,
+            is_oom=self.exit is not None and self.exit.is_oom,
+        )
+
+
+@dataclass(slots=True)
+class Process:
+    """One member of a role."""
+
+    index: int
+    host: str = ""
+    current: Attempt | None = None
+    """Its newest attempt, alive or not."""
+    retired: Literal["", "term", "kill"] = ""
+    """A person ended it: it is not started again."""
+    history: History = field(default_factory=History)
+
+    @property
+    def alive(self) -> Attempt | None:
+        """Its attempt, if it is not known to be reaped."""
+        attempt = self.current
+        return attempt if attempt is not None and attempt.exit is None else None
+
+    @property
+    def next_number(self) -> int:
+        """Number of its next attempt."""
+        return 0 if self.current is None else self.current.number + 1
+
+
+@dataclass(slots=True)
+class Role:
+    """A role with all its processes; those with an index of count or more began as spares."""
+
+    name: str
+    spec: RoleSpec
+    policy: Restart
+    processes: list[Process]
+    history: History = field(default_factory=History)
+    generation: int = 0
+    members: list[int] = field(default_factory=list)
+    formed_at: float = 0.0
+    dropped: set[int] = field(default_factory=set)
+    """Indices the gang goes on without."""
+    is_observable: bool = False
+    has_started: bool = False
+
+    @classmethod
+    def of(cls, name: str, spec: RoleSpec) -> Role:
+        """A role before anything has happened."""
+        total = spec.count + (spec.spares if spec.gang else 0)
+        processes = [Process(index) for index in range(total)]
+        return cls(name, spec, policy_of(spec), processes, is_observable=spec.ready is not None)
+
+    def alive(self) -> list[Attempt]:
+        """All attempts that are not reaped."""
+        return [p.current for p in self.processes if p.current is not None and p.current.is_alive]
+
+    def wanted(self) -> list[Process]:
+        """The processes that make the role: the members of a gang, else all."""
+        if self.spec.gang and self.generation:
+            return [self.processes[index] for index in self.members]
+        return self.processes[: self.spec.count]
+
+    @property
+    def least(self) -> int:
+        """Fewest members a gang goes on with."""
+        return self.spec.min if self.spec.min is not None else self.spec.count
+
+    @property
+    def is_closed(self) -> bool:
+        """A person stopped so many members of the gang that too few are left."""
+        if not self.generation:
+            return False
+        retired = sum(1 for index in self.members if self.processes[index].retired)
+        return retired > 0 and len(self.members) - retired < self.least
+
+    def is_ready(self) -> bool:
+        """Every process is ready, or has ended well."""
+        return all(self._is_process_ready(process) for process in self.wanted())
+
+    def _is_process_ready(self, process: Process) -> bool:
+        attempt = process.current
+        if attempt is None or attempt.started_at is None:
+            return False
+        if not attempt.is_alive:
+            return attempt.end == "well" and self.policy != "permanent"
+        return attempt.said_ready or self.spec.ready is None
+
+    def is_finished(self) -> bool:
+        """Every process has ended and none will be started again by itself."""
+        if self.is_closed:
+            return not any(process.alive for process in self.wanted())
+        for process in self.wanted():
+            attempt = process.current
+            if process.retired and not process.alive:
+                continue
+            if attempt is None or attempt.is_alive or attempt.end != "well":
+                return False
+            if attempt.generation != self.generation:
+                return False  # formed, and not yet started in this generation
+            if self.policy == "permanent":
+                return False
+        return True

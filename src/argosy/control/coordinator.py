@@ -1,0 +1,568 @@
+"""Coordinator: the controller without I/O. Commands and reports in; facts for the log and messages for hosts out.
+
+One instance per cluster. It gives facts their place in the log, routes them to the supervisors and the queue, and keeps
+for each host which wants it lacks. The same class runs behind sockets (controller.py) and in the simulator; it never
+reads a clock. Messages of an `Outputs` may be sent only when its events are durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
+
+from argosy.config.checks import check_spec
+from argosy.config.spec import RunSpec, Submission
+from argosy.control import views
+from argosy.control.hostwants import HostWants
+from argosy.control.identity import run_id, run_of
+from argosy.control.launching import want_of
+from argosy.control.observing import facts_of
+from argosy.control.placement import Placement
+from argosy.control.queue import Queue
+from argosy.control.supervisor import Supervisor
+from argosy.errors import ConfigError, InvariantError, NotFoundError
+from argosy.protocol.facts import (
+    AnyFact,
+    AttemptExited,
+    AttemptPlanned,
+    AttemptReleased,
+    AttemptStopping,
+    CommandAccepted,
+    CommandDone,
+    Event,
+    Fact,
+    GenerationFormed,
+    HostJoined,
+    HostLost,
+    Note,
+    PortsReserved,
+    RunAdmitted,
+    RunEnded,
+    RunSubmitted,
+)
+from argosy.protocol.messages import (
+    PROTOCOL_VERSION,
+    Acknowledge,
+    FromController,
+    Hello,
+    Report,
+    Reserve,
+    Wants,
+    Welcome,
+)
+
+MOST_ROUNDS = 100_000
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What one input led to."""
+
+    events: list[Event] = field(default_factory=list)
+    """To be made durable in this order."""
+    messages: list[tuple[str, FromController]] = field(default_factory=list)
+    """(host, message), to be sent only after that."""
+
+
+class Coordinator:
+    """All runs, hosts and the queue of one cluster."""
+
+    def __init__(self, *, runs_directory: str, seed: str = "") -> None:
+        self.runs_directory = runs_directory
+        self.seed = seed
+        self.seq = 0
+        self.runs: dict[str, Supervisor] = {}
+        self.hosts: dict[str, HostWants] = {}
+        self.keepers: dict[str, str] = {}
+        self.placement = Placement()
+        self.queue = Queue(self.placement)
+        self.pending: dict[str, tuple[str, str]] = {}
+        """Accepted commands without an outcome: id -> (verb, target)."""
+        self.counts = {"queued": 0, "running": 0, "ended": 0}
+        self._cursors: dict[str, int] = {}
+        self._dirty: dict[str, None] = {}
+        self._is_queue_dirty = True
+        self._deadlines: list[tuple[float, str]] = []
+        self._has_resumed = True
+        self._outputs = Outputs()
+
+    # --- inputs -------------------------------------------------------------------------------------------------
+
+    def replay(self, event: Event) -> None:
+        """Fold an event of the log; decisions wait for the first input after it."""
+        self._fold(event)
+        self._has_resumed = False
+
+    def submit(
+        self,
+        now: float,
+        submission: Submission,
+        *,
+        env_blob: str,
+        secret_blobs: dict[str, str],
+    ) -> tuple[list[str], Outputs]:
+        """Accept a run, or the runs of an array; returns their ids. Raises ConfigError."""
+        spec = submission.spec
+        check_spec(spec)
+        _check_secrets(spec, secret_blobs)
+        self._begin(now)
+        name = spec.name or _name_of(spec)
+        command = f"c{self.seq + 1}"
+        self._emit(now, CommandAccepted(command=command, verb="submit", target=name))
+        runs: list[str] = []
+        for index in range(spec.array) if spec.array else [None]:
+            run = run_id(len(self.runs) + 1, self.seed)
+            full_name = name if index is None else f"{name}[{index}]"
+            self._emit(
+                now,
+                RunSubmitted(
+                    run=run,
+                    name=full_name,
+                    spec=msgspec.structs.replace(spec, name=full_name),
+                    env_blob=env_blob,
+                    env_names=sorted(submission.env),
+                    cwd=submission.cwd,
+                    umask=submission.umask,
+                    limits=submission.limits,
+                    affinity=submission.affinity,
+                    python=submission.python,
+                    secret_blobs=secret_blobs,
+                    array_index=index,
+                ),
+            )
+            runs.append(run)
+        self._emit(now, CommandDone(command=command, outcome="ok"))
+        return runs, self._settle(now)
+
+    def stop(
+        self,
+        now: float,
+        run: str,
+        *,
+        hard: bool,
+        reason: str,
+        role: str | None = None,
+        index: int | None = None,
+    ) -> tuple[str, Outputs]:
+        """End a run, a role or a process; returns the command's id, which is done when it has ended."""
+        supervisor = self._find_run(run)
+        target = _target(supervisor, role, index)
+        self._begin(now)
+        command = f"c{self.seq + 1}"
+        verb = "kill" if hard else "stop"
+        self._emit(now, CommandAccepted(command=command, verb=verb, target=target))
+        if reason:
+            self._emit(now, Note(run=run, text=f"{verb} {target}: {reason}"))
+        return command, self._settle(now)
+
+    def note(self, now: float, note: Note) -> Outputs:
+        """Record something a person should know."""
+        self._begin(now)
+        self._emit(now, note)
+        return self._settle(now)
+
+    def receive(self, now: float, host: str, message: Hello | Report) -> Outputs:
+        """Take what a host said."""
+        self._begin(now)
+        if isinstance(message, Hello):
+            self._greet(now, host, message)
+        else:
+            self._hear(now, host, message)
+        return self._settle(now)
+
+    def disconnected(self, now: float, host: str) -> None:
+        """The host's link is gone; nothing follows from that until it comes back."""
+        if host in self.hosts:
+            self.hosts[host].connected = False
+
+    def tick(self, now: float) -> Outputs:
+        """Do what has become due: restarts after a wait, wants sent again."""
+        self._begin(now)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _at, run = heappop(self._deadlines)
+            self._dirty[run] = None
+        for state in self.hosts.values():
+            at = state.resend_at
+            if at is not None and at <= now:
+                state.sent = state.confirmed
+        return self._settle(now)
+
+    def deadline(self) -> float | None:
+        """When `tick` is next due."""
+        times = [at for state in self.hosts.values() if (at := state.resend_at) is not None]
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        if self._dirty or not self._has_resumed:
+            return 0.0
+        return min(times, default=None)
+
+    # --- hosts --------------------------------------------------------------------------------------------------
+
+    def _greet(self, now: float, host: str, hello: Hello) -> None:
+        state = self.hosts.get(host)
+        if state is not None and hello.keeper in state.past_keepers:
+            return  # late word of a keeper that is gone
+        is_same = state is not None and (state.keeper, state.cpus, state.memory_bytes) == (
+            hello.keeper,
+            hello.cpus,
+            hello.memory_bytes,
+        )
+        if not is_same:
+            self._emit(
+                now,
+                HostJoined(
+                    host=host,
+                    keeper=hello.keeper,
+                    cpus=hello.cpus,
+                    memory_bytes=hello.memory_bytes,
+                    pid=hello.pid,
+                ),
+            )
+        state = self.hosts[host]
+        state.pid = hello.pid
+        state.seen_at = now
+        state.connect()
+        self._lose_old(now, state)
+        self._release_leftovers(now, state, hello)
+        welcome = Welcome(
+            version=PROTOCOL_VERSION, acknowledged=self._cursors.get(hello.keeper, 0)
+        )
+        self._outputs.messages.append((host, welcome))
+        if state.version == 0:
+            return
+        self._send_wants(now, state)
+
+    def _lose_old(self, now: float, state: HostWants) -> None:
+        """What an earlier keeper of the host had is gone."""
+        for name in state.attempts():
+            supervisor = self.runs[run_of(name)]
+            attempt = supervisor.attempts[name]
+            if attempt.is_alive and attempt.keeper != state.keeper:
+                self._emit(
+                    now,
+                    AttemptExited(
+                        attempt=name,
+                        run=supervisor.run,
+                        lost=True,
+                        error=f"its keeper {attempt.keeper} is gone",
+                        at=now,
+                    ),
+                )
+
+    def _release_leftovers(self, now: float, state: HostWants, hello: Hello) -> None:
+        """Attempts and runs that the host still holds and nobody wants any more."""
+        attempts, runs = [], []
+        for name in hello.alive:
+            supervisor = self.runs.get(run_of(name))
+            attempt = supervisor.attempts.get(name) if supervisor is not None else None
+            if attempt is None or not attempt.is_alive:
+                attempts.append(name)
+        for run in hello.runs:
+            supervisor = self.runs.get(run)
+            if supervisor is None or supervisor.ended is not None:
+                runs.append(run)
+        if not attempts and not runs:
+            return
+        # The note also gives these wants a version that the host has not seen.
+        text = f"{state.host} still held {len(attempts)} processes and {len(runs)} runs that are over"
+        self._emit(now, Note(text=text))
+        for name in attempts:
+            state.touch_attempt(name, self.seq)
+            state.finish(name, self.seq)
+        for run in runs:
+            state.touch_run(run, self.seq)
+            state.finish(run, self.seq)
+
+    def _hear(self, now: float, host: str, report: Report) -> None:
+        state = self.hosts.get(host)
+        if state is None:
+            return  # it has not said hello to this controller yet
+        state.seen_at = now
+        source = report.keeper
+        cursor = self._cursors.get(source, 0)
+        for observed in report.observed:
+            if observed.number <= cursor:
+                continue
+            cursor = observed.number
+            supervisor = self.runs.get(observed.run or run_of(observed.attempt))
+            if supervisor is None:
+                continue
+            for fact in facts_of(supervisor, host, source, observed, now):
+                self._emit(now, fact, (source, observed.number))
+                if isinstance(fact, Note) and observed.kind == "started":
+                    self._end_again(state, fact.attempt)
+        if report.observed:
+            self._cursors[source] = cursor
+            self._outputs.messages.append((host, Acknowledge(keeper=source, number=cursor)))
+        if source == state.keeper or source not in state.past_keepers:
+            state.confirm(report.wants_version)
+
+    def _end_again(self, state: HostWants, name: str) -> None:
+        """An attempt that has ended for the log turned up alive: the host is told to end it."""
+        attempt = self.runs[run_of(name)].attempts.get(name)
+        if attempt is not None and not attempt.is_alive:
+            state.touch_attempt(name, self.seq)
+            state.finish(name, self.seq)
+
+    def _send_wants(self, now: float, state: HostWants) -> None:
+        attempts, runs = state.changed_since(state.sent)
+        wants = []
+        for name, version in attempts:
+            supervisor = self.runs.get(run_of(name))
+            attempt = supervisor.attempts.get(name) if supervisor is not None else None
+            if supervisor is None or attempt is None:
+                wants.append(views.gone(name, version))
+            else:
+                wants.append(want_of(supervisor, attempt, version, self.runs_directory))
+        reserves = []
+        for run, version in runs:
+            supervisor = self.runs.get(run)
+            is_over = supervisor is None or supervisor.ended is not None
+            ports = {} if supervisor is None or is_over else supervisor.wanted_ports(state.host)
+            if is_over or ports:
+                reserves.append(Reserve(run=run, version=version, ports=ports))
+        message = Wants(
+            since=state.sent,
+            version=state.version,
+            keeper=state.keeper,
+            wants=wants,
+            reserves=reserves,
+        )
+        self._outputs.messages.append((state.host, message))
+        state.sent = state.version
+        state.sent_at = now
+
+    # --- facts --------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        """Start an input; the first one after a replay finishes what the old controller left open."""
+        if self._has_resumed:
+            return
+        self._has_resumed = True
+        self._is_queue_dirty = True
+        for command, (verb, _target) in list(self.pending.items()):
+            if verb == "submit":
+                outcome = "interrupted: the controller was restarted"
+                self._emit(now, CommandDone(command=command, outcome=outcome))
+
+    def _emit(self, now: float, fact: Fact, source: tuple[str, int] | None = None) -> None:
+        event = Event(seq=self.seq + 1, at=now, fact=_any(fact), source=source)
+        self._fold(event)
+        self._outputs.events.append(event)
+
+    def _fold(self, event: Event) -> None:
+        if event.seq != self.seq + 1:
+            raise InvariantError(f"event {event.seq} follows {self.seq}")
+        self.seq = event.seq
+        if event.source is not None:
+            source, number = event.source
+            self._cursors[source] = max(self._cursors.get(source, 0), number)
+        fact = event.fact
+        if isinstance(fact, HostJoined | HostLost):
+            self._fold_host(event, fact)
+        elif isinstance(fact, RunSubmitted):
+            self.runs[fact.run] = Supervisor(event, self.keepers)
+            self.queue.add(fact.run, fact.spec, event.seq)
+            self.counts["queued"] += 1
+            self._is_queue_dirty = True
+        elif isinstance(fact, CommandAccepted | CommandDone):
+            self._fold_command(event, fact)
+        else:
+            self._fold_run(event, fact)
+
+    def _fold_host(self, event: Event, fact: HostJoined | HostLost) -> None:
+        if isinstance(fact, HostLost):
+            return
+        state = self.hosts.setdefault(fact.host, HostWants(fact.host))
+        if state.keeper and state.keeper != fact.keeper:
+            state.past_keepers.add(state.keeper)
+        state.keeper, state.pid = fact.keeper, fact.pid
+        state.cpus, state.memory_bytes = fact.cpus, fact.memory_bytes
+        self.keepers[fact.host] = fact.keeper
+        self.placement.set_host(fact.host, fact.cpus, fact.memory_bytes)
+        self._is_queue_dirty = True
+        for run in state.runs():
+            supervisor = self.runs.get(run)
+            if supervisor is not None and supervisor.ended is None:
+                state.touch_run(run, event.seq)  # its ports are to be held by the new keeper
+                self._dirty[run] = None
+
+    def _fold_command(self, event: Event, fact: CommandAccepted | CommandDone) -> None:
+        if isinstance(fact, CommandAccepted):
+            self.pending[fact.command] = (fact.verb, fact.target)
+            verb, target = fact.verb, fact.target
+        else:
+            verb, target = self.pending.pop(fact.command, ("", ""))
+        if verb in ("stop", "kill"):
+            supervisor = self.runs[target.partition("/")[0]]
+            supervisor.apply(event)
+            self._dirty[supervisor.run] = None
+
+    def _fold_run(self, event: Event, fact: Any) -> None:
+        supervisor = self.runs.get(fact.run)
+        if supervisor is None:
+            if isinstance(fact, Note):
+                return
+            raise InvariantError(f"{type(fact).__name__} of the unknown run {fact.run}")
+        supervisor.apply(event)
+        if isinstance(fact, Note):
+            return
+        self._dirty[supervisor.run] = None
+        effect = _EFFECTS.get(type(fact))
+        if effect is not None:
+            effect(self, event, supervisor, fact)
+
+    def _effect_attempt(self, event: Event, supervisor: Supervisor, fact: Any) -> None:
+        attempt = supervisor.attempts[fact.attempt]
+        self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
+        if not attempt.is_alive:
+            self.hosts[attempt.host].finish(attempt.id, event.seq)
+
+    def _effect_formed(self, event: Event, supervisor: Supervisor, fact: GenerationFormed) -> None:
+        for attempt in supervisor.roles[fact.role].alive():
+            if not attempt.parked:
+                self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
+
+    def _effect_admitted(self, event: Event, supervisor: Supervisor, fact: RunAdmitted) -> None:
+        self.queue.admit(fact.run, fact.hosts)
+        self.counts["queued"] -= 1
+        self.counts["running"] += 1
+        for host in supervisor.hosts():
+            if supervisor.wanted_ports(host):
+                self.hosts[host].touch_run(fact.run, event.seq)
+
+    def _effect_ended(self, event: Event, supervisor: Supervisor, fact: RunEnded) -> None:
+        self.counts["ended"] += 1
+        self._is_queue_dirty = True
+        if supervisor.admitted is None:
+            self.queue.remove(fact.run)
+            self.counts["queued"] -= 1
+            return
+        self.counts["running"] -= 1
+        self.queue.release(fact.run, supervisor.spec, supervisor.admitted.hosts)
+        for host in supervisor.hosts():
+            self.hosts[host].touch_run(fact.run, event.seq)
+            self.hosts[host].finish(fact.run, event.seq)
+
+    def _settle(self, now: float) -> Outputs:
+        """Decide until nothing follows any more, then tell the hosts."""
+        for _ in range(MOST_ROUNDS):
+            if self._dirty:
+                run = next(iter(self._dirty))
+                del self._dirty[run]
+                self._decide_run(now, self.runs[run])
+            elif self._is_queue_dirty:
+                admission = self.queue.next_admission()
+                if admission is None:
+                    self._is_queue_dirty = False
+                    continue
+                self._emit(now, RunAdmitted(run=admission[0], hosts=admission[1]))
+            else:
+                break
+        else:
+            raise InvariantError(f"the decisions of {MOST_ROUNDS} rounds never settled")
+        for state in self.hosts.values():
+            if state.is_behind:
+                self._send_wants(now, state)
+        outputs, self._outputs = self._outputs, Outputs()
+        return outputs
+
+    def _decide_run(self, now: float, supervisor: Supervisor) -> None:
+        facts = supervisor.decide(now)
+        for fact in facts:
+            self._emit(now, fact)
+        at = supervisor.deadline()
+        if not facts and at is not None:
+            heappush(self._deadlines, (at, supervisor.run))
+
+    # --- views --------------------------------------------------------------------------------------------------
+
+    def _find_run(self, run: str) -> Supervisor:
+        supervisor = self.runs.get(run)
+        if supervisor is None:
+            raise NotFoundError(f"there is no run {run}", fix="`argosy ps` lists the runs")
+        return supervisor
+
+    def run_view(self, run: str) -> views.RunView:
+        """One run for people."""
+        return views.run_view(self._find_run(run), self.queue, self.runs_directory)
+
+    def runs_view(
+        self, *, include_ended: bool = False, limit: int = 100, name: str = ""
+    ) -> list[views.RunView]:
+        """The newest runs first."""
+        chosen: list[views.RunView] = []
+        for supervisor in reversed(self.runs.values()):
+            if len(chosen) >= limit:
+                break
+            if name and supervisor.submitted.name != name:
+                continue
+            if include_ended or supervisor.ended is None:
+                chosen.append(views.run_view(supervisor, self.queue, self.runs_directory))
+        return chosen
+
+    def hosts_view(self) -> list[dict[str, Any]]:
+        """All hosts for people."""
+        return [
+            views.host_view(state, self.placement.hosts[state.host])
+            for state in self.hosts.values()
+        ]
+
+    def queue_view(self) -> list[dict[str, Any]]:
+        """The waiting runs, best first."""
+        return views.queue_view(self.queue)
+
+    def find(self, target: str) -> list[views.ProcessView]:
+        """Processes of `RUN[/ROLE[/INDEX]]`; RUN is an id or a name (the newest of it)."""
+        return views.find(self.runs, target, self.queue, self.runs_directory)
+
+
+def _any(fact: Fact) -> AnyFact:
+    return fact  # type: ignore[return-value]  # every concrete fact is in the union
+
+
+def _check_secrets(spec: RunSpec, blobs: dict[str, str]) -> None:
+    for name, role in spec.roles.items():
+        for secret in role.secrets:
+            if secret not in blobs:
+                raise ConfigError(
+                    f"roles.{name}.secrets names {secret!r}, which was not given",
+                    fix=f"submit the run with a value for {secret}",
+                )
+
+
+def _name_of(spec: RunSpec) -> str:
+    """A name for a run that has none: that of its first program."""
+    role = next(iter(spec.roles.values()))
+    program = role.script or role.module or (role.command or ["run"])[0]
+    stem = program.rstrip("/").rpartition("/")[2]
+    stem = stem.removesuffix(".py")
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in stem) or "run"
+
+
+def _target(supervisor: Supervisor, role: str | None, index: int | None) -> str:
+    if role is None:
+        return supervisor.run
+    if role not in supervisor.roles:
+        known = ", ".join(supervisor.roles)
+        raise NotFoundError(f"run {supervisor.run} has no role {role}", fix=f"its roles: {known}")
+    if index is None:
+        return f"{supervisor.run}/{role}"
+    count = len(supervisor.roles[role].processes)
+    if not 0 <= index < count:
+        raise NotFoundError(f"{role} has no process {index}", fix=f"use 0 to {count - 1}")
+    return f"{supervisor.run}/{role}/{index}"
+
+
+_EFFECTS: dict[type, Any] = {
+    AttemptPlanned: Coordinator._effect_attempt,
+    AttemptReleased: Coordinator._effect_attempt,
+    AttemptStopping: Coordinator._effect_attempt,
+    AttemptExited: Coordinator._effect_attempt,
+    GenerationFormed: Coordinator._effect_formed,
+    RunAdmitted: Coordinator._effect_admitted,
+    RunEnded: Coordinator._effect_ended,
+}

@@ -1,0 +1,175 @@
+"""Launches: all that a host needs to start one attempt, as a function of the run's state.
+
+Paths follow docs/reference/home.md, gang variables are those that torchrun sets. MASTER_ADDR and MASTER_PORT are the
+keeper's, which holds the store. Called by the coordinator when it tells a host what it wants; never reads a file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from argosy.config.spec import RoleSpec
+from argosy.control.attempts import Attempt, Role
+from argosy.control.supervisor import Supervisor
+from argosy.protocol.messages import Launch, Want
+
+
+def want_of(supervisor: Supervisor, attempt: Attempt, version: int, runs_directory: str) -> Want:
+    """What the attempt's host should make of it now."""
+    if not attempt.is_alive:
+        return Want(attempt=attempt.id, version=version, state="gone")
+    launch = launch_of(supervisor, attempt, runs_directory)
+    if attempt.stopping:
+        return Want(attempt=attempt.id, version=version, state=attempt.stopping, launch=launch)
+    role = supervisor.roles[attempt.role]
+    reform = None
+    if attempt.reform and attempt.rank is not None:
+        reform = {
+            "generation": attempt.generation,
+            "rank": attempt.rank,
+            "world_size": len(role.members),
+        }
+    return Want(
+        attempt=attempt.id,
+        version=version,
+        state="running",
+        launch=launch,
+        reform=reform,
+        progressed=attempt.step is not None,
+    )
+
+
+def launch_of(supervisor: Supervisor, attempt: Attempt, runs_directory: str) -> Launch:
+    """The whole launch of one attempt."""
+    submitted = supervisor.submitted
+    role = supervisor.roles[attempt.role]
+    spec = role.spec
+    directory = f"{runs_directory}/{supervisor.run}"
+    output = f"{directory}/logs/{attempt.role}.{attempt.index}.{attempt.number}"
+    error_file = f"{directory}/errors/{attempt.id}.json"
+    threads = _threads(spec)
+    return Launch(
+        attempt=attempt.id,
+        run=supervisor.run,
+        role=attempt.role,
+        index=attempt.index,
+        program=_program(spec),
+        python=spec.python or submitted.python,
+        env_blob=submitted.env_blob,
+        env=_environment(supervisor, role, attempt, directory, error_file),
+        cwd=_joined(submitted.cwd, spec.cwd),
+        umask=submitted.umask,
+        limits=submitted.limits,
+        affinity=_affinity(spec, attempt.index, submitted.affinity),
+        stdout=f"{output}.out",
+        stderr=f"{output}.out" if spec.tty else f"{output}.err",
+        generation=attempt.generation,
+        rank=attempt.rank,
+        world_size=len(role.members) if spec.gang else 0,
+        gang=spec.gang,
+        parked=attempt.parked,
+        preload=list(spec.preload),
+        warm=spec.warm and spec.command is None,
+        threads=threads,
+        nice=spec.nice,
+        memory_bytes=spec.memory_bytes,
+        tty=spec.tty,
+        ports=_own_ports(supervisor, attempt),
+        secret_blobs={name: submitted.secret_blobs[name] for name in spec.secrets},
+        error_file=error_file,
+        stop_signal=spec.stop_signal,
+        grace_seconds=spec.grace_seconds,
+        log_bytes=spec.log_bytes,
+        probe=None if spec.ready is None else msgspec.to_builtins(spec.ready),
+        hang_seconds=spec.hang_seconds,
+    )
+
+
+def _program(spec: RoleSpec) -> dict[str, Any]:
+    if spec.command is not None:
+        return {"kind": "exec", "argv": list(spec.command)}
+    if spec.script is not None:
+        return {"kind": "script", "path": spec.script, "args": list(spec.arguments)}
+    return {"kind": "module", "name": spec.module, "args": list(spec.arguments)}
+
+
+def _joined(base: str, path: str | None) -> str:
+    if not path:
+        return base
+    return path if path.startswith("/") else f"{base.rstrip('/')}/{path}"
+
+
+def _affinity(spec: RoleSpec, index: int, inherited: list[int]) -> list[int]:
+    return [spec.cpus[index % len(spec.cpus)]] if spec.cpus else list(inherited)
+
+
+def _threads(spec: RoleSpec) -> int | None:
+    if spec.threads is None and spec.gang and spec.count > 1:
+        return 1
+    return spec.threads
+
+
+def _own_ports(supervisor: Supervisor, attempt: Attempt) -> dict[str, int]:
+    prefix = f"{attempt.role}/{attempt.index}/"
+    held = supervisor.ports.get(attempt.host, ("", {}))[1]
+    return {key[len(prefix) :]: port for key, port in held.items() if key.startswith(prefix)}
+
+
+def _environment(
+    supervisor: Supervisor, role: Role, attempt: Attempt, directory: str, error_file: str
+) -> dict[str, str]:
+    spec = role.spec
+    env = {
+        "ARGOSY_RUN": supervisor.run,
+        "ARGOSY_RUN_NAME": supervisor.submitted.name,
+        "ARGOSY_RUN_DIRECTORY": directory,
+        "ARGOSY_ROLE": role.name,
+        "ARGOSY_INDEX": str(attempt.index),
+        "ARGOSY_RESTARTS": str(attempt.number),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+    }
+    if supervisor.submitted.array_index is not None:
+        env["ARGOSY_ARRAY_INDEX"] = str(supervisor.submitted.array_index)
+    for _keeper, held in supervisor.ports.values():
+        for key, port in held.items():
+            env[f"ARGOSY_PORT_{_variable(key)}"] = str(port)
+    for name, port in _own_ports(supervisor, attempt).items():
+        env[f"ARGOSY_PORT_{_variable(name)}"] = str(port)
+    threads = _threads(spec)
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = str(threads)
+    if spec.gang and attempt.rank is not None:
+        env.update(gang_environment(supervisor, role, attempt))
+    env.update(spec.env)
+    return env
+
+
+def _variable(key: str) -> str:
+    return key.replace("/", "_").replace("-", "_").upper()
+
+
+def gang_environment(supervisor: Supervisor, role: Role, attempt: Attempt) -> dict[str, str]:
+    """The variables torchrun gives a worker, and the generation."""
+    hosts = [role.processes[index].host for index in role.members]
+    groups = list(dict.fromkeys(hosts))
+    rank = attempt.rank or 0
+    size = len(role.members)
+    host = hosts[rank]
+    return {
+        "ARGOSY_GENERATION": str(attempt.generation),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(hosts[:rank].count(host)),
+        "LOCAL_WORLD_SIZE": str(hosts.count(host)),
+        "GROUP_RANK": str(groups.index(host)),
+        "GROUP_WORLD_SIZE": str(len(groups)),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(size),
+        "ROLE_NAME": role.name,
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(role.spec.budget.user),
+        "TORCHELASTIC_RUN_ID": supervisor.run,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }

@@ -1,0 +1,208 @@
+"""Membership of a gang: who is in the next generation, when it may be formed, and who must leave first.
+
+A generation is formed only when every process that left the one before has been reaped; members whose program joined
+stay alive and re-form in place, all others are ended and started again together. Called by the supervisor; pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from argosy.control.attempts import Attempt, Role
+from argosy.control.restarts import (
+    Tally,
+    describe,
+    first_cause,
+    severity,
+    wait_seconds,
+    why_given_up,
+)
+from argosy.protocol.facts import FailureClass, GenerationFormed
+
+__all__ = ["Decision", "Tally", "decide", "fold_generation", "why_impossible"]
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a gang needs next; at most one of stop, give_up, members, or start and park."""
+
+    stop: list[Attempt] = field(default_factory=list)
+    give_up: str = ""
+    cause: str = ""
+    members: list[int] | None = None
+    not_before: float = 0.0
+    reason: str = ""
+    start: list[tuple[int, int]] = field(default_factory=list)
+    """(rank, index) of members of the formed generation that have no attempt in it yet."""
+    park: list[int] = field(default_factory=list)
+    """Indices that should hold a parked spare."""
+
+
+def decide(role: Role, run: str) -> Decision:
+    """The gang's next step as it stands."""
+    if role.generation == 0:
+        members = [p.index for p in role.processes[: role.spec.count] if not p.retired]
+        return Decision(members=members, reason="start") if members else Decision()
+    unfilled = _unfilled(role)
+    if unfilled:
+        return Decision(start=unfilled)
+    broken = [a for a in _members(role) if not a.is_alive and a.end != "well"]
+    if not broken and not _has_vacancy(role):
+        return Decision(park=_missing_spares(role))
+    return _heal(role, broken, run)
+
+
+def _members(role: Role) -> list[Attempt]:
+    """The members' attempts in the present generation."""
+    attempts = (role.processes[index].current for index in role.members)
+    return [a for a in attempts if a is not None and a.generation == role.generation and not a.parked]
+
+
+def _has_vacancy(role: Role) -> bool:
+    """A member was stopped by a person before it had a part in this generation."""
+    for index in role.members:
+        process = role.processes[index]
+        attempt = process.current
+        if process.retired and process.alive is None:
+            return attempt is None or attempt.generation != role.generation
+    return False
+
+
+def _unfilled(role: Role) -> list[tuple[int, int]]:
+    missing: list[tuple[int, int]] = []
+    for rank, index in enumerate(role.members):
+        process = role.processes[index]
+        attempt = process.current
+        if process.retired:
+            continue
+        if attempt is None or attempt.parked or attempt.generation != role.generation:
+            if attempt is not None and attempt.is_alive and attempt.stopping:
+                continue  # a spare that is being ended: its exit is awaited first
+            missing.append((rank, index))
+    return missing
+
+
+def _missing_spares(role: Role) -> list[int]:
+    if role.spec.spares == 0 or role.is_finished():
+        return []
+    outside = [p for p in role.processes if p.index not in role.members and not p.retired]
+    # A slot that was given up (fewer members than count) is no spare: there are at most `spares`.
+    parked = [p for p in outside if p.alive is not None]
+    free = [
+        p
+        for p in outside
+        if p.alive is None and not _is_spent(role, p.current) and not _was_dropped(role, p.index)
+    ]
+    return [p.index for p in free[: max(0, role.spec.spares - len(parked))]]
+
+
+def _is_spent(role: Role, attempt: Attempt | None) -> bool:
+    """A spare that keeps dying while parked is not parked again; the gang goes on without it."""
+    if attempt is None or not attempt.parked or attempt.failure is None:
+        return False
+    history = role.processes[attempt.index].history
+    tally = Tally(len(history.failures.get(attempt.failure, ())), history.row, history.fruitless)
+    return bool(why_given_up(role.spec, attempt.failure, tally, False))
+
+
+def _was_dropped(role: Role, index: int) -> bool:
+    return index in role.dropped
+
+
+def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
+    members = _members(role)
+    failed = [a for a in broken if a.end == "failed"]
+    cause = _cause(failed)
+    survivors = {a.index for a in members if a.can_reform}
+    remaining = [i for i in role.members if not role.processes[i].retired]
+    least, is_closed = role.least, role.is_closed
+    why = _why(cause)
+    leaving = [a for a in members if a.is_alive and (is_closed or a.index not in survivors)]
+    if leaving:
+        return Decision(stop=[a for a in leaving if not a.stopping], reason=f"the gang re-forms: {why}")
+    if is_closed:
+        return Decision()  # too few are left by a person's command: the role is over
+    if cause is None or cause.failure is None or cause.exit is None:
+        return Decision(members=remaining, reason="started again with the rest")
+    tally = _tally(role, cause, cause.failure)
+    given_up = why_given_up(role.spec, cause.failure, tally, role.is_observable)
+    if given_up:
+        smaller = [i for i in remaining if i != cause.index]
+        if len(smaller) < max(1, least):
+            return Decision(give_up=f"{role.name}/{cause.index} {why}; {given_up}", cause=cause.id)
+        reason = f"goes on with {len(smaller)} of {len(remaining)}: {given_up}"
+        return Decision(members=smaller, reason=reason)
+    row = tally.row if cause.failure in ("user", "hang") or cause.exit.is_oom else 1
+    last = max(a.exited_at for a in broken)
+    key = (run, role.name, role.generation)
+    return Decision(
+        members=_with_spares(role, remaining, failed),
+        not_before=last + wait_seconds(role.spec.backoff, row, *key),
+        reason=f"{role.name}/{cause.index} {why}",
+    )
+
+
+def _cause(failed: list[Attempt]) -> Attempt | None:
+    exit = first_cause(a.exit for a in failed if a.exit is not None)
+    return next((a for a in failed if a.exit is exit), None)
+
+
+def _why(cause: Attempt | None) -> str:
+    return describe(cause.exit) if cause is not None and cause.exit is not None else "asked for"
+
+
+def _tally(role: Role, cause: Attempt, failure: FailureClass) -> Tally:
+    life = cause.life(role.spec.backoff.most_seconds)
+    return role.history.peek(role.spec.budget, cause.exited_at, failure, life)
+
+
+def _with_spares(role: Role, remaining: list[int], failed: list[Attempt]) -> list[int]:
+    """Replace failed members, the gravest first, by spares that are parked on the same host."""
+    spares = [
+        p.current
+        for p in role.processes
+        if p.current is not None
+        and p.index not in role.members
+        and p.current.is_alive
+        and p.current.parked
+        and p.current.started_at is not None
+        and not p.current.stopping
+    ]
+    chosen: dict[int, int] = {}
+    for attempt in sorted(failed, key=lambda a: (severity(a.exit) if a.exit else 9, a.index)):
+        spare = next((s for s in spares if s.host == attempt.host), None)
+        if spare is not None and attempt.index in remaining:
+            spares.remove(spare)
+            chosen[attempt.index] = spare.index
+    return [chosen.get(index, index) for index in remaining]
+
+
+def why_impossible(role: Role, fact: GenerationFormed) -> str:
+    """Why this generation may not be formed; empty: it may."""
+    if fact.generation != role.generation + 1:
+        return f"generation {fact.generation} of {role.name} follows {role.generation}"
+    if len(set(fact.members)) != len(fact.members) or not fact.members:
+        return f"members {fact.members} of {role.name} are not distinct"
+    staying = set(fact.members)
+    for attempt in role.alive():
+        is_survivor = attempt.can_reform and attempt.index in staying
+        if not attempt.parked and not is_survivor:
+            return f"generation {fact.generation} of {role.name} before {attempt.id} was reaped"
+    return ""
+
+
+def fold_generation(role: Role, fact: GenerationFormed, at: float) -> None:
+    """Count the failure that ended the last generation, and give survivors their new ranks."""
+    if role.generation:
+        cause = _cause([a for a in _members(role) if a.end == "failed"])
+        if cause is not None and cause.failure is not None:
+            life = cause.life(role.spec.backoff.most_seconds)
+            role.history.add(role.spec.budget, cause.exited_at, cause.failure, life)
+        # Smaller than before: what left does not come back as a spare either.
+        if len(fact.members) < len(role.members):
+            role.dropped |= set(role.members) - set(fact.members)
+    role.generation, role.members, role.formed_at = fact.generation, list(fact.members), at
+    for rank, index in enumerate(fact.members):
+        attempt = role.processes[index].alive
+        if attempt is not None and not attempt.parked:
+            attempt.generation, attempt.rank, attempt.reform = fact.generation, rank, True

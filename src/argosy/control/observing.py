@@ -1,0 +1,120 @@
+"""From what a host observed to facts: only what is new and possible becomes one.
+
+A host may repeat itself, and two of its sources are not ordered among each other; whatever the run's state already
+says, or no longer allows, is left out here so that the supervisors fold only true transitions. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from argosy.control.attempts import Attempt
+from argosy.control.supervisor import Supervisor
+from argosy.protocol.facts import (
+    AttemptExited,
+    AttemptJoined,
+    AttemptProgressed,
+    AttemptReady,
+    AttemptStarted,
+    AttemptStopping,
+    Fact,
+    Note,
+    PortsRefused,
+    PortsReserved,
+)
+from argosy.protocol.messages import Observed
+
+MOST_ERROR_CHARACTERS = 16 << 10
+
+
+def facts_of(
+    supervisor: Supervisor, host: str, source: str, observed: Observed, now: float
+) -> list[Fact]:
+    """The facts that one observation adds; usually one, none if it is not news."""
+    if observed.kind in ("ports", "ports_refused"):
+        return _ports(supervisor, host, source, observed)
+    if observed.kind == "note":
+        return [_note(supervisor, observed)]
+    attempt = supervisor.attempts.get(observed.attempt)
+    if attempt is None or supervisor.ended is not None and not attempt.is_alive:
+        return _unwanted(supervisor, observed) if observed.kind == "started" else []
+    if "@" not in source and source != attempt.keeper:
+        return []
+    if not attempt.is_alive:
+        return _unwanted(supervisor, observed) if observed.kind == "started" else []
+    return _of_living(supervisor.run, attempt, observed, now)
+
+
+def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> list[Fact]:
+    data = observed.data
+    name = attempt.id
+    match observed.kind:
+        case "started" if attempt.started_at is None:
+            how = "fork" if data.get("how") == "fork" else "exec"
+            note = str(data.get("note") or "")
+            pid = int(data.get("pid") or 0)
+            return [AttemptStarted(attempt=name, run=run, pid=pid, how=how, note=note)]  # type: ignore[arg-type]
+        case "ready" if not attempt.said_ready:
+            return [AttemptReady(attempt=name, run=run)]
+        case "joined" if attempt.joined != data.get("generation"):
+            return [AttemptJoined(attempt=name, run=run, generation=int(data["generation"]))]
+        case "progressed" if attempt.step is None:
+            return [AttemptProgressed(attempt=name, run=run, step=int(data.get("step") or 0))]
+        case "hung" | "unready" if attempt.stopping != "kill":
+            reason = str(data.get("reason") or observed.kind)
+            failure = "hang" if observed.kind == "hung" else "user"
+            # What was asked to end anyway does not fail by being slow about it.
+            if attempt.stopping:
+                return []
+            return [AttemptStopping(attempt=name, run=run, level="kill", reason=reason, failure=failure)]  # type: ignore[arg-type]
+        case "exited":
+            return [_exited(run, attempt, data, now)]
+    return []
+
+
+def _exited(run: str, attempt: Attempt, data: dict[str, Any], now: float) -> AttemptExited:
+    error = str(data.get("error") or "")
+    if attempt.stop_failure == "user" and not error:
+        error = attempt.stop_reason
+    return AttemptExited(
+        attempt=attempt.id,
+        run=run,
+        code=data.get("code"),
+        signal=data.get("signal"),
+        is_oom=bool(data.get("is_oom")),
+        hung=attempt.stop_failure == "hang",
+        error=error[-MOST_ERROR_CHARACTERS:],
+        swept=int(data.get("swept") or 0),
+        at=float(data.get("at") or now),
+    )
+
+
+def _unwanted(supervisor: Supervisor, observed: Observed) -> list[Fact]:
+    text = f"{observed.attempt} turned up after its end; it is ended again"
+    return [Note(run=supervisor.run, attempt=observed.attempt, level="error", text=text)]
+
+
+def _ports(supervisor: Supervisor, host: str, source: str, observed: Observed) -> list[Fact]:
+    if supervisor.admitted is None or supervisor.ended is not None or supervisor.has_ports(host):
+        return []
+    if observed.data.get("keeper", supervisor.keepers.get(host)) != supervisor.keepers.get(host):
+        return []  # held by a keeper that is gone
+    if observed.kind == "ports_refused":
+        if supervisor.ports_refused is not None:
+            return []
+        reason = str(observed.data.get("reason") or "a port could not be had")
+        return [PortsRefused(run=supervisor.run, host=host, reason=reason)]
+    ports = {str(key): int(port) for key, port in observed.data.get("ports", {}).items()}
+    if set(ports) != set(supervisor.wanted_ports(host)):
+        return []
+    return [PortsReserved(run=supervisor.run, host=host, ports=ports)]
+
+
+def _note(supervisor: Supervisor, observed: Observed) -> Note:
+    level = observed.data.get("level")
+    return Note(
+        run=supervisor.run,
+        attempt=observed.attempt,
+        level=level if level in ("info", "warning", "error") else "info",
+        text=str(observed.data.get("text") or ""),
+    )

@@ -1,0 +1,201 @@
+"""Queue: which waiting run is admitted next. Priority first, then fair share by name, then age.
+
+A run that does not fit is overtaken by smaller ones, but only so often: then the room is kept for it. Every operation
+costs O(log N) in the number of waiting runs. Folded from facts by the coordinator; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from argosy.config.spec import RunSpec
+from argosy.control.placement import Placement, need_of
+
+MOST_OVERTAKEN = 16
+# Candidates looked at behind one that does not fit, for each decision.
+MOST_LOOKED_AT = 32
+
+
+@dataclass(slots=True)
+class Entry:
+    """A waiting run."""
+
+    run: str
+    spec: RunSpec
+    seq: int
+    share: str
+    overtaken: int = 0
+    possible: tuple[int, bool] = (-1, False)
+    """Whether it would fit on empty hosts, and for which version of their sizes that was found."""
+
+
+@dataclass(slots=True)
+class _Share:
+    """Runs of one share and priority, oldest first."""
+
+    entries: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Queue:
+    """All waiting runs, and what each share uses at present. Within a share runs start in order."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.entries: dict[str, Entry] = {}
+        self._at_once: dict[str, Entry] = {}
+        self._running: dict[str, tuple[str, float]] = {}
+        self._use: dict[str, float] = {}
+        self._levels: dict[int, dict[str, _Share]] = {}
+        self._heads: dict[int, list[tuple[float, int, str]]] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, run: str, spec: RunSpec, seq: int) -> None:
+        """A run was submitted."""
+        entry = Entry(run, spec, seq, spec.share or spec.name.partition("[")[0])
+        self.entries[run] = entry
+        if not spec.queued:
+            self._at_once[run] = entry
+            return
+        shares = self._levels.setdefault(spec.priority, {})
+        share = shares.setdefault(entry.share, _Share())
+        heappush(share.entries, (seq, run))
+        if share.entries[0][1] == run:
+            self._push_head(spec.priority, entry.share)
+
+    def admit(self, run: str, hosts: dict[str, list[str]]) -> None:
+        """A run was admitted: it uses its share from now on."""
+        entry = self.entries[run]
+        self.placement.take(entry.spec, hosts)
+        if entry.spec.queued:
+            head = next(self._candidates(), None)
+            if head is not None and head.run != run:
+                head.overtaken += 1
+            # A run without requests counts a little: fair share orders those too.
+            use = need_of(entry.spec).cpus or 0.001
+            self._running[run] = (entry.share, use)
+            self._set_use(entry.share, use)
+        self.remove(run)
+
+    def release(self, run: str, spec: RunSpec, hosts: dict[str, list[str]]) -> None:
+        """An admitted run is over."""
+        self.placement.give_back(spec, hosts)
+        share, use = self._running.pop(run, ("", 0.0))
+        if use:
+            self._set_use(share, -use)
+
+    def remove(self, run: str) -> None:
+        """Admitted or cancelled: it waits no longer."""
+        entry = self.entries.pop(run, None)
+        self._at_once.pop(run, None)
+        if entry is None:
+            return
+        shares = self._levels.get(entry.spec.priority, {})
+        share = shares.get(entry.share)
+        if share is None or not entry.spec.queued:
+            return
+        was_head = bool(share.entries) and share.entries[0][1] == run
+        while share.entries and share.entries[0][1] not in self.entries:
+            heappop(share.entries)
+        if not share.entries:
+            del shares[entry.share]
+        elif was_head:
+            self._push_head(entry.spec.priority, entry.share)
+
+    def _set_use(self, share: str, change: float) -> None:
+        use = self._use.get(share, 0.0) + change
+        if use <= 1e-9:
+            self._use.pop(share, None)
+        else:
+            self._use[share] = use
+        for priority, shares in self._levels.items():
+            if share in shares:
+                self._push_head(priority, share)
+
+    def _push_head(self, priority: int, share: str) -> None:
+        entries = self._levels[priority][share].entries
+        heads = self._heads.setdefault(priority, [])
+        heappush(heads, (self._use.get(share, 0.0), entries[0][0], share))
+        if len(heads) > 64 + 4 * len(self._levels[priority]):
+            self._heads[priority] = [key for key in set(heads) if self._is_current(priority, key)]
+            heapify(self._heads[priority])
+
+    def _is_current(self, priority: int, key: tuple[float, int, str]) -> bool:
+        use, seq, name = key
+        share = self._levels.get(priority, {}).get(name)
+        if share is None or not share.entries:
+            return False
+        return share.entries[0][0] == seq and abs(self._use.get(name, 0.0) - use) < 1e-12
+
+    def _candidates(self) -> Iterator[Entry]:
+        """Waiting runs, best first: heads of shares, then what lies behind them."""
+        for priority in sorted(self._levels, reverse=True):
+            heads = self._heads.get(priority, [])
+            taken: list[tuple[float, int, str]] = []
+            seen: set[str] = set()
+            try:
+                while heads:
+                    key = heappop(heads)
+                    if key[2] in seen or not self._is_current(priority, key):
+                        continue
+                    seen.add(key[2])
+                    taken.append(key)
+                    yield self.entries[self._levels[priority][key[2]].entries[0][1]]
+            finally:
+                for key in taken:
+                    heappush(heads, key)
+
+    def next_admission(self) -> tuple[str, dict[str, list[str]]] | None:
+        """The run to admit now and where it goes; None: nothing can start."""
+        for run, entry in self._at_once.items():
+            hosts = self.placement.place(entry.spec, is_accounted=False)
+            if hosts is not None:
+                return run, hosts
+            break  # there is no host yet
+        blocked: Entry | None = None
+        looked_at = 0
+        candidates = self._candidates()
+        try:
+            for entry in candidates:
+                hosts = self.placement.place(entry.spec, is_accounted=True)
+                if hosts is not None:
+                    return entry.run, hosts
+                looked_at += 1
+                if blocked is None and self._is_possible(entry):
+                    blocked = entry
+                    if entry.overtaken >= MOST_OVERTAKEN:
+                        return None  # the room that comes free is kept for it
+                if looked_at >= MOST_LOOKED_AT:
+                    return None
+        finally:
+            candidates.close()
+        return None
+
+    def _is_possible(self, entry: Entry) -> bool:
+        version = self.placement.sizes_version
+        if entry.possible[0] != version:
+            entry.possible = (version, self.placement.could_ever(entry.spec))
+        return entry.possible[1]
+
+    def waiting(self, run: str) -> str:
+        """Why a run is not admitted, for people."""
+        entry = self.entries.get(run)
+        if entry is None:
+            return ""
+        if not self.placement.hosts:
+            return "waits for a host"
+        need = need_of(entry.spec)
+        wants = [f"{need.cpus:g} CPUs"]
+        if need.memory:
+            wants.append(f"{need.memory / (1 << 30):.1f} GiB")
+        text = f"queued: needs {' and '.join(wants)}"
+        if not self._is_possible(entry):
+            return f"{text}, the hosts have {self.placement.total_cpus:g} in all"
+        ahead = sum(1 for other in self.entries.values() if self._is_ahead(other, entry))
+        return f"{text}, {max(0.0, self.placement.free_cpus):g} free, {ahead} runs ahead"
+
+    def _is_ahead(self, other: Entry, entry: Entry) -> bool:
+        return (-other.spec.priority, other.seq) < (-entry.spec.priority, entry.seq)

@@ -1,0 +1,163 @@
+"""What an exit means and whether another start is allowed: classes, first cause, budgets, backoff.
+
+Pure functions and one small history per process (or per gang), folded by the supervisor. Nothing here decides to start
+or stop anything; the supervisor asks and acts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from argosy.config.spec import Backoff, Budget, Restart, RoleSpec
+from argosy.control.identity import fraction
+from argosy.protocol.facts import AttemptExited, FailureClass
+
+SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
+
+# A peer's death shows as one of these in the survivors: collateral, not a cause.
+_COLLECTIVE_WORDS = (
+    "gloo",
+    "nccl",
+    "processgroup",
+    "distbackenderror",
+    "tcpstore",
+    "connection reset by peer",
+    "connection closed by peer",
+    "connection refused",
+    "broken pipe",
+    "socket timeout",
+    "generationchanged",
+)
+
+
+def policy_of(role: RoleSpec) -> Restart:
+    """The restart policy in force: a gang without one of its own is transient."""
+    if role.gang and role.restart == "temporary":
+        return "transient"
+    return role.restart
+
+
+def classify(exit: AttemptExited) -> FailureClass | None:
+    """Failure class of an exit that nobody asked for; None: it ended well."""
+    if exit.hung:
+        return "hang"
+    if exit.lost or exit.is_oom or exit.signal == SIGKILL:
+        return "host"
+    if exit.signal == SIGTERM:
+        return "preemption"
+    if exit.code == 0:
+        return None
+    return "user"
+
+
+def severity(exit: AttemptExited) -> int:
+    """Rank of an exit as a first cause, least first; exits seen together are not ordered by time."""
+    text = exit.error.lower()
+    is_collective = any(word in text for word in _COLLECTIVE_WORDS)
+    if exit.hung or exit.lost or exit.is_oom or exit.signal in (SIGKILL, SIGTERM):
+        return 0
+    if exit.signal is not None and not (exit.signal == SIGABRT and is_collective):
+        return 1
+    return 3 if is_collective else 2
+
+
+def exit_code(exit: AttemptExited) -> int:
+    """What `argosy run` exits with when this was the first cause."""
+    if exit.signal is not None:
+        return 128 + exit.signal
+    if exit.lost:
+        return 128 + SIGKILL
+    if exit.code is not None:
+        return exit.code or 1
+    return 126 if "permission" in exit.error.lower() else 127
+
+
+def describe(exit: AttemptExited) -> str:
+    """An exit in a few words."""
+    if exit.hung:
+        return "made no progress and was killed"
+    if exit.lost:
+        return "was lost with its keeper"
+    if exit.is_oom:
+        return "ran out of memory"
+    if exit.signal is not None:
+        return f"was killed by signal {exit.signal}"
+    if exit.code is not None:
+        return f"exited with code {exit.code}"
+    lines = exit.error.strip().splitlines()
+    return f"could not be started: {lines[-1] if lines else 'no reason given'}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts after one more failure."""
+
+    in_period: int
+    row: int
+    fruitless: int
+
+
+@dataclass(slots=True)
+class History:
+    """Failures of one role (budgets) and failures in a row of one process or gang (backoff, no progress)."""
+
+    failures: dict[str, deque[float]] = field(default_factory=dict)
+    row: int = 0
+    fruitless: int = 0
+
+    def peek(self, budget: Budget, at: float, failure: FailureClass, life: Life) -> Tally:
+        """The counts as they would be with this failure."""
+        since = at - budget.period_seconds
+        past = sum(1 for time in self.failures.get(failure, ()) if time > since)
+        row, fruitless = self.row, self.fruitless
+        if failure in ("user", "hang") or life.is_oom:
+            row = 1 if life.has_progressed or life.is_long else row + 1
+            fruitless = 0 if life.has_progressed else fruitless + 1
+        return Tally(past + 1, row, fruitless)
+
+    def add(self, budget: Budget, at: float, failure: FailureClass, life: Life) -> None:
+        """Fold the failure in."""
+        tally = self.peek(budget, at, failure, life)
+        self.row, self.fruitless = tally.row, tally.fruitless
+        times = self.failures.setdefault(failure, deque(maxlen=2048))
+        times.append(at)
+
+
+@dataclass(slots=True, frozen=True)
+class Life:
+    """What of an attempt's life matters for the counts."""
+
+    has_progressed: bool
+    is_long: bool
+    is_oom: bool = False
+
+
+def why_given_up(role: RoleSpec, failure: FailureClass, tally: Tally, is_observable: bool) -> str:
+    """Why there is no further start, or an empty string if one is allowed."""
+    if policy_of(role) == "temporary":
+        return "its restart policy is temporary"
+    allowed: int = getattr(role.budget, failure)
+    if tally.in_period > allowed:
+        return f"the budget of {allowed} restarts after failures of class {failure} is spent"
+    # Only programs that show progress (a probe, reported steps) can be seen to make none.
+    limit = role.budget.no_progress
+    if is_observable and limit and tally.fruitless >= limit and failure in ("user", "hang"):
+        return f"{tally.fruitless} failures in a row without progress in between"
+    return ""
+
+
+def wait_seconds(backoff: Backoff, row: int, *key: object) -> float:
+    """Wait before the next start after `row` failures in a row."""
+    if row <= 1:
+        wait = backoff.first_seconds
+    else:
+        wait = max(backoff.first_seconds * 2.0 ** (row - 1), 0.5 * 2.0 ** (row - 2))
+    wait = min(wait, backoff.most_seconds)
+    return wait * (1.0 + backoff.jitter * (2.0 * fraction(*key, row) - 1.0))
+
+
+def first_cause(exits: Iterable[AttemptExited]) -> AttemptExited | None:
+    """The exit that explains the others: by severity, then by time."""
+    return min(exits, key=lambda exit: (severity(exit), exit.at, exit.attempt), default=None)

@@ -1,0 +1,605 @@
+"""Supervisor: one run as a pure state machine. Facts go in by `apply`, the next facts come out of `decide`.
+
+The coordinator owns one per run, gives facts their place in the log, and calls `decide` until it has nothing to add.
+Deciding looks at the state alone, never at the last event, so a log that was cut anywhere continues correctly. Gangs are
+decided in membership.py, meanings of exits in restarts.py. Never reads a clock: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from argosy.control import membership
+from argosy.control.attempts import Attempt, Process, Role
+from argosy.control.identity import attempt_id
+from argosy.control.ordering import start_order
+from argosy.control.restarts import describe, exit_code, first_cause, wait_seconds, why_given_up
+from argosy.errors import InvariantError
+from argosy.protocol.facts import (
+    AttemptExited,
+    AttemptJoined,
+    AttemptPlanned,
+    AttemptProgressed,
+    AttemptReady,
+    AttemptReleased,
+    AttemptStarted,
+    AttemptStopping,
+    CommandAccepted,
+    CommandDone,
+    Event,
+    Fact,
+    GenerationFormed,
+    Note,
+    PortsRefused,
+    PortsReserved,
+    RunAdmitted,
+    RunEnded,
+    RunSubmitted,
+    StopRequested,
+)
+
+STORY_LENGTH = 40
+# Exits of one failure reach the log in any order within this time.
+TOGETHER_SECONDS = 2.0
+STOPPED_CODE, KILLED_CODE = 143, 137
+
+
+class Supervisor:
+    """The state of one run and what follows from it."""
+
+    def __init__(self, event: Event, keepers: Mapping[str, str]) -> None:
+        assert isinstance(event.fact, RunSubmitted)
+        self.submitted = event.fact
+        self.run = event.fact.run
+        self.spec = event.fact.spec
+        self.submitted_seq = event.seq
+        self.submitted_at = event.at
+        self.keepers = keepers
+        self.roles = {name: Role.of(name, spec) for name, spec in self.spec.roles.items()}
+        self.order = [self.roles[name] for name in start_order(self.spec)]
+        self.attempts: dict[str, Attempt] = {}
+        self.admitted: RunAdmitted | None = None
+        self.ports: dict[str, tuple[str, dict[str, int]]] = {}
+        self.ports_refused: PortsRefused | None = None
+        self.stop: StopRequested | None = None
+        self.ended: RunEnded | None = None
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.commands: dict[str, tuple[str, str]] = {}
+        """Accepted and not yet done: id -> (verb, target)."""
+        self.waits: dict[str, str] = {}
+        """role or role/index -> why it is not started, for people; made by decide."""
+        self._deadline: float | None = None
+        self._story: deque[Event] = deque([event], maxlen=STORY_LENGTH)
+
+    # --- fold ---------------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> None:
+        """Fold one fact; an impossible one raises InvariantError with the story of the run."""
+        self._story.append(event)
+        fold = _FOLDS.get(type(event.fact))
+        if fold is None:
+            raise self._impossible(f"{type(event.fact).__name__} does not belong to a run")
+        if self.ended is not None and not isinstance(event.fact, CommandAccepted | CommandDone | Note):
+            raise self._impossible(f"run {self.run} has ended")
+        fold(self, event, event.fact)
+
+    def _impossible(self, what: str) -> InvariantError:
+        return InvariantError(what, story=[f"{e.seq} {e.at:.3f} {e.fact}" for e in self._story])
+
+    def _attempt(self, name: str) -> Attempt:
+        attempt = self.attempts.get(name)
+        if attempt is None:
+            raise self._impossible(f"attempt {name} was never planned")
+        return attempt
+
+    def _living(self, name: str) -> Attempt:
+        attempt = self._attempt(name)
+        if attempt.exit is not None:
+            raise self._impossible(f"attempt {name} has exited already")
+        return attempt
+
+    def _fold_admitted(self, event: Event, fact: RunAdmitted) -> None:
+        if self.admitted is not None:
+            raise self._impossible(f"run {self.run} was admitted twice")
+        self.admitted = fact
+        self.started_at = event.at
+        for name, hosts in fact.hosts.items():
+            for process, host in zip(self.roles[name].processes, hosts, strict=True):
+                process.host = host
+
+    def _fold_ports(self, event: Event, fact: PortsReserved) -> None:
+        self.ports[fact.host] = (self.keepers[fact.host], fact.ports)
+
+    def _fold_refused(self, event: Event, fact: PortsRefused) -> None:
+        self.ports_refused = fact
+
+    def _fold_formed(self, event: Event, fact: GenerationFormed) -> None:
+        role = self.roles[fact.role]
+        problem = membership.why_impossible(role, fact)
+        if problem:
+            raise self._impossible(problem)
+        membership.fold_generation(role, fact, event.at)
+
+    def _fold_planned(self, event: Event, fact: AttemptPlanned) -> None:
+        process = self.roles[fact.role].processes[fact.index]
+        if process.alive is not None:
+            raise self._impossible(f"{fact.attempt} planned while {process.alive.id} is not reaped")
+        if fact.attempt in self.attempts:
+            raise self._impossible(f"{fact.attempt} was planned twice")
+        attempt = Attempt(
+            id=fact.attempt,
+            role=fact.role,
+            index=fact.index,
+            number=fact.number,
+            host=fact.host,
+            keeper=self.keepers.get(fact.host, ""),
+            planned_seq=event.seq,
+            planned_at=event.at,
+            generation=fact.generation,
+            rank=fact.rank,
+            parked=fact.parked,
+        )
+        self.attempts[fact.attempt] = process.current = attempt
+
+    def _fold_released(self, event: Event, fact: AttemptReleased) -> None:
+        attempt = self._living(fact.attempt)
+        if not attempt.parked:
+            raise self._impossible(f"{fact.attempt} is not parked")
+        attempt.parked = False
+        attempt.generation, attempt.rank = fact.generation, fact.rank
+
+    def _fold_started(self, event: Event, fact: AttemptStarted) -> None:
+        attempt = self._living(fact.attempt)
+        if attempt.started_at is not None:
+            raise self._impossible(f"{fact.attempt} started twice")
+        attempt.pid, attempt.how, attempt.note = fact.pid, fact.how, fact.note
+        attempt.started_at = event.at
+        role = self.roles[attempt.role]
+        if not role.has_started:
+            role.has_started = all(_was_started(process) for process in role.wanted())
+
+    def _fold_ready(self, event: Event, fact: AttemptReady) -> None:
+        attempt = self._living(fact.attempt)
+        attempt.said_ready = True
+        self.roles[attempt.role].is_observable = True
+
+    def _fold_joined(self, event: Event, fact: AttemptJoined) -> None:
+        self._living(fact.attempt).joined = fact.generation
+
+    def _fold_progressed(self, event: Event, fact: AttemptProgressed) -> None:
+        attempt = self._living(fact.attempt)
+        attempt.step = fact.step
+        self.roles[attempt.role].is_observable = True
+
+    def _fold_stopping(self, event: Event, fact: AttemptStopping) -> None:
+        attempt = self._living(fact.attempt)
+        if attempt.stopping == "kill" or attempt.stopping == fact.level:
+            raise self._impossible(f"{fact.attempt} was told to end twice")
+        attempt.stopping, attempt.stop_reason = fact.level, fact.reason
+        attempt.stop_failure = fact.failure or attempt.stop_failure
+
+    def _fold_exited(self, event: Event, fact: AttemptExited) -> None:
+        attempt = self._living(fact.attempt)
+        attempt.conclude(fact, event.seq, event.at)
+        role = self.roles[attempt.role]
+        process = role.processes[attempt.index]
+        is_member = role.spec.gang and not attempt.parked
+        if is_member or attempt.failure is None:
+            return  # a gang's failures are counted once for each generation, when the next is formed
+        life = attempt.life(role.spec.backoff.most_seconds)
+        process.history.add(role.spec.budget, event.at, attempt.failure, life)
+        role.history.add(role.spec.budget, event.at, attempt.failure, life)
+
+    def _fold_stop(self, event: Event, fact: StopRequested) -> None:
+        was = self.stop
+        if was is None or fact.hard > was.hard:
+            failed, cause = (was.failed, was.cause) if was else (fact.failed, fact.cause)
+            reason = was.reason if was else fact.reason
+            self.stop = StopRequested(
+                run=fact.run, hard=fact.hard, reason=reason, failed=failed, cause=cause
+            )
+
+    def _fold_ended(self, event: Event, fact: RunEnded) -> None:
+        if any(role.alive() for role in self.order):
+            raise self._impossible(f"run {self.run} ended with a process that is not reaped")
+        self.ended, self.ended_at = fact, event.at
+
+    def _fold_accepted(self, event: Event, fact: CommandAccepted) -> None:
+        self.commands[fact.command] = (fact.verb, fact.target)
+        for process in self._targets(fact.target):
+            process.retired = "kill" if fact.verb == "kill" else process.retired or "term"
+
+    def _fold_done(self, event: Event, fact: CommandDone) -> None:
+        self.commands.pop(fact.command, None)
+
+    def _fold_note(self, event: Event, fact: Note) -> None:
+        pass
+
+    def _targets(self, target: str) -> list[Process]:
+        """Processes of a target `run/role[/index]`; none for the whole run."""
+        parts = target.split("/")
+        if len(parts) < 2:
+            return []
+        processes = self.roles[parts[1]].processes
+        return processes if len(parts) == 2 else [processes[int(parts[2])]]
+
+    # --- decide -------------------------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """When `decide` would have something to say without a new fact."""
+        return self._deadline
+
+    def decide(self, now: float) -> list[Fact]:
+        """The next facts that follow from the state; none: nothing to do."""
+        self._deadline = None
+        self.waits = {}
+        if self.ended is not None:
+            return self._finish_commands()
+        facts = self._request_stop()
+        if facts:
+            return facts
+        if self.admitted is None:
+            return [self._end("cancelled", STOPPED_CODE, self.stop.reason)] if self.stop else []
+        if self.stop is not None:
+            return self._wind_down(self.stop.hard, self.stop.reason)
+        if self._is_complete():
+            return self._wind_down(False, "the run is complete")
+        if self.ports_refused is not None:
+            return [self._give_up(self.ports_refused.reason, "")]
+        return self._stop_retired() or self._finish_commands() or self._supervise(now)
+
+    def _request_stop(self) -> list[Fact]:
+        for verb, target in self.commands.values():
+            hard = verb == "kill"
+            if "/" not in target and (self.stop is None or (hard and not self.stop.hard)):
+                return [StopRequested(run=self.run, hard=hard, reason=f"{verb} was asked for")]
+        return []
+
+    def _finish_commands(self) -> list[Fact]:
+        done: list[Fact] = []
+        for command, (_verb, target) in self.commands.items():
+            is_whole_run = "/" not in target
+            alive = any(process.alive for process in self._targets(target))
+            if self.ended is not None or (not is_whole_run and not alive):
+                done.append(CommandDone(command=command, outcome="ok"))
+        return done
+
+    def _stop_retired(self) -> list[Fact]:
+        facts: list[Fact] = []
+        for role in reversed(self.order):
+            for process in role.processes:
+                attempt = process.alive
+                if process.retired and attempt is not None:
+                    facts += _stopping(self.run, [attempt], process.retired, "stop was asked for")
+        return facts
+
+    def _is_complete(self) -> bool:
+        main = [role for role in self.order if role.policy != "permanent"]
+        if main:
+            return all(role.is_finished() for role in main)
+        return all(role.is_finished() for role in self.order)  # all of them stopped by hand
+
+    def _wind_down(self, hard: bool, reason: str) -> list[Fact]:
+        """End what is left, role by role in reverse order of start, then the run."""
+        facts: list[Fact] = []
+        is_clear = True
+        for role in reversed(self.order):
+            alive = role.alive()
+            for attempt in alive:
+                is_at_once = hard or attempt.parked
+                facts += _stopping(self.run, [attempt], "kill" if is_at_once else "term", reason)
+            if alive:
+                is_clear = False
+                if not hard:
+                    self.waits[role.name] = "is told to end; roles before it follow"
+                    break
+        return [self._conclusion()] if is_clear else facts
+
+    def _conclusion(self) -> RunEnded:
+        stop = self.stop
+        if stop is not None and stop.failed:
+            cause = self._first_cause(stop.cause)
+            code = exit_code(cause) if cause is not None else 1
+            return self._end("failed", code, stop.reason, cause.attempt if cause else "")
+        if stop is not None:
+            return self._end("stopped", KILLED_CODE if stop.hard else STOPPED_CODE, stop.reason)
+        if any(p.retired for role in self.order for p in role.processes if role.policy != "permanent"):
+            return self._end("stopped", STOPPED_CODE, "its processes were stopped")
+        if all(role.policy == "permanent" for role in self.order):
+            return self._end("stopped", STOPPED_CODE, "its processes were stopped")
+        return self._end("succeeded", 0, "")
+
+    def _end(self, outcome: Any, code: int, reason: str, cause: str = "") -> RunEnded:
+        return RunEnded(
+            run=self.run, outcome=outcome, exit_code=code, reason=reason, first_cause=cause
+        )
+
+    def _first_cause(self, decisive: str) -> AttemptExited | None:
+        """Among failures close to the decisive one and not healed since: the one that explains them."""
+        attempt = self.attempts.get(decisive)
+        if attempt is None or attempt.exit is None:
+            return None
+        near = [attempt.exit]
+        for role in self.order:
+            for process in role.processes:
+                other = process.current
+                if (
+                    other is not None
+                    and other.exit is not None
+                    and other.end == "failed"
+                    and abs(_time(other) - _time(attempt)) <= TOGETHER_SECONDS
+                ):
+                    near.append(other.exit)
+        return first_cause(near)
+
+    def _give_up(self, reason: str, cause: str) -> StopRequested:
+        return StopRequested(run=self.run, hard=False, reason=reason, failed=True, cause=cause)
+
+    def _supervise(self, now: float) -> list[Fact]:
+        """Restart waves first, then each role in order of start."""
+        held, facts = self._waves(now)
+        if facts:
+            return facts
+        for role in self.order:
+            why = self._why_gated(role)
+            if role.spec.gang:
+                facts += self._decide_gang(role, now, why, role.name in held)
+                continue
+            for process in role.processes:
+                facts += self._decide_process(role, process, now, why, held)
+        return facts
+
+    def _why_gated(self, role: Role) -> str:
+        for name in role.spec.after:
+            if not self.roles[name].has_started:
+                return f"waits for role {name} to start"
+        for name in role.spec.after_ready:
+            if not self.roles[name].is_ready():
+                return f"waits for role {name} to be ready"
+        for process in role.processes:
+            if self.wanted_ports(process.host) and not self.has_ports(process.host):
+                return f"waits for its ports on {process.host}"
+        return ""
+
+    def _decide_process(
+        self, role: Role, process: Process, now: float, why: str, held: set[str]
+    ) -> list[Fact]:
+        attempt = process.current
+        if process.retired or (attempt is not None and attempt.is_alive):
+            return []
+        reason = "start"
+        if attempt is not None:
+            if attempt.end == "well" and role.policy != "permanent":
+                return []
+            given_up = self._why_given_up(role, process, attempt)
+            if given_up:
+                return [self._give_up(given_up, attempt.id)]
+            reason = f"restart: {describe(attempt.exit)}" if attempt.exit else "restart"
+        if role.name in held:
+            self.waits[f"{role.name}/{process.index}"] = "waits for its siblings to end"
+            return []
+        if why:
+            self.waits[f"{role.name}/{process.index}"] = why
+            return []
+        if not self._is_due(self.restart_at(role, process), f"{role.name}/{process.index}", now):
+            return []
+        return [self.plan(role, process.index, reason)]
+
+    def _why_given_up(self, role: Role, process: Process, attempt: Attempt) -> str:
+        if attempt.failure is None:
+            return ""
+        since = attempt.exited_at - role.spec.budget.period_seconds
+        times = role.history.failures.get(attempt.failure, ())
+        tally = membership.Tally(
+            sum(1 for at in times if at > since), process.history.row, process.history.fruitless
+        )
+        why = why_given_up(role.spec, attempt.failure, tally, role.is_observable)
+        if not why or attempt.exit is None:
+            return ""
+        return f"{role.name}/{process.index} {describe(attempt.exit)}; {why}"
+
+    def restart_at(self, role: Role, process: Process) -> float:
+        """Earliest time of the process's next start."""
+        attempt = process.current
+        if attempt is None or attempt.end == "asked":
+            return 0.0
+        if attempt.failure == "user" or attempt.failure == "hang" or attempt.exit is None:
+            row = process.history.row
+        else:
+            row = max(1, process.history.row) if attempt.exit.is_oom else 1
+        if attempt.end == "well":  # permanent: it came back too soon to be useful
+            is_long = attempt.life(role.spec.backoff.most_seconds).is_long
+            row = 1 if is_long else min(attempt.number + 1, 8)
+        key = (self.run, role.name, process.index, attempt.number)
+        return attempt.exited_at + wait_seconds(role.spec.backoff, row, *key)
+
+    def _is_due(self, at: float, what: str, now: float) -> bool:
+        if at <= now:
+            return True
+        self.waits[what] = f"backoff: restarts in {at - now:.1f} s"
+        self._deadline = at if self._deadline is None else min(self._deadline, at)
+        return False
+
+    def plan(self, role: Role, index: int, reason: str, **more: Any) -> AttemptPlanned:
+        """The plan of a process's next attempt."""
+        process = role.processes[index]
+        number = process.next_number
+        return AttemptPlanned(
+            attempt=attempt_id(self.run, role.name, index, number),
+            run=self.run,
+            role=role.name,
+            index=index,
+            number=number,
+            host=process.host,
+            reason=reason,
+            **more,
+        )
+
+    def _decide_gang(self, role: Role, now: float, why: str, is_held: bool) -> list[Fact]:
+        decision = membership.decide(role, self.run)
+        if decision.stop:
+            return list(_stopping(self.run, decision.stop, "term", decision.reason))
+        if decision.give_up:
+            return [self._give_up(decision.give_up, decision.cause)]
+        if decision.members is None and not decision.start and not decision.park:
+            return []
+        if is_held or why:
+            self.waits[role.name] = why or "waits for its siblings to end"
+            return []
+        if decision.members is not None:
+            if not self._is_due(decision.not_before, role.name, now):
+                return []
+            return [
+                GenerationFormed(
+                    run=self.run,
+                    role=role.name,
+                    generation=role.generation + 1,
+                    members=decision.members,
+                    reason=decision.reason,
+                )
+            ]
+        return self._fill_generation(role, decision, now)
+
+    def _fill_generation(
+        self, role: Role, decision: membership.Decision, now: float
+    ) -> list[Fact]:
+        facts: list[Fact] = []
+        for rank, index in decision.start:
+            attempt = role.processes[index].alive
+            if attempt is not None:
+                facts.append(
+                    AttemptReleased(
+                        attempt=attempt.id, run=self.run, generation=role.generation, rank=rank
+                    )
+                )
+                continue
+            facts.append(
+                self.plan(
+                    role, index, "generation", generation=role.generation, rank=rank
+                )
+            )
+        for index in decision.park:
+            at = self.restart_at(role, role.processes[index])
+            if self._is_due(at, f"{role.name}/{index}", now):
+                facts.append(
+                    self.plan(role, index, "spare", generation=role.generation, parked=True)
+                )
+        return facts
+
+    # --- strategies ---------------------------------------------------------------------------------------------
+
+    def _waves(self, now: float) -> tuple[set[str], list[Fact]]:
+        """What a failed process takes with it: roles held back, and the stops that come first."""
+        held: set[str] = set()
+        if self.spec.strategy == "one_for_one":
+            return held, []
+        for position, role in enumerate(self.order):
+            trigger = self._trigger(role)
+            if trigger is None:
+                continue
+            affected = self.order if self.spec.strategy == "one_for_all" else self.order[position:]
+            for other in reversed(affected):
+                older = [
+                    attempt
+                    for attempt in other.alive()
+                    if attempt.planned_seq < trigger.exit_seq
+                    and (other is not role or self.spec.strategy == "one_for_all")
+                ]
+                if older:
+                    held |= {each.name for each in affected}
+                    reason = f"restarts with {role.name}/{trigger.index}"
+                    facts = list(_stopping(self.run, older, "term", reason))
+                    return held, facts
+            if not role.spec.gang:
+                at = self.restart_at(role, role.processes[trigger.index])
+                if at > now:
+                    held |= {each.name for each in affected if each is not role}
+        return held, []
+
+    def _trigger(self, role: Role) -> Attempt | None:
+        """The newest failure of the role that is to be followed by a restart."""
+        newest: Attempt | None = None
+        for process in role.wanted():
+            attempt = process.current
+            if attempt is None or attempt.is_alive or process.retired:
+                continue
+            is_due = attempt.end == "failed" or (
+                attempt.end == "well" and role.policy == "permanent"
+            )
+            if role.spec.gang and attempt.generation != role.generation:
+                is_due = False
+            elif not role.spec.gang and is_due and self._why_given_up(role, process, attempt):
+                is_due = False
+            if is_due and (newest is None or attempt.exit_seq > newest.exit_seq):
+                newest = attempt
+        return newest
+
+    # --- what hosts are asked for -------------------------------------------------------------------------------
+
+    def hosts(self) -> list[str]:
+        """Every host that has or had a part of the run, each once, in order."""
+        if self.admitted is None:
+            return []
+        return list(dict.fromkeys(host for hosts in self.admitted.hosts.values() for host in hosts))
+
+    def wanted_ports(self, host: str) -> dict[str, int]:
+        """`role/index/name` -> number to hold on the host; 0: any. Given ones are asked for again."""
+        given = self.ports.get(host, ("", {}))[1]
+        wanted: dict[str, int] = {}
+        for role in self.order:
+            for process in role.processes:
+                if process.host == host:
+                    for name, number in role.spec.ports.items():
+                        key = f"{role.name}/{process.index}/{name}"
+                        wanted[key] = given.get(key, number)
+        return wanted
+
+    def has_ports(self, host: str) -> bool:
+        """The host's present keeper holds them."""
+        return host in self.ports and self.ports[host][0] == self.keepers.get(host)
+
+
+def _was_started(process: Process) -> bool:
+    return process.current is not None and (
+        process.current.started_at is not None or process.current.number > 0
+    )
+
+
+def _time(attempt: Attempt) -> float:
+    assert attempt.exit is not None
+    return attempt.exit.at or attempt.exited_at
+
+
+def _stopping(
+    run: str, attempts: Iterable[Attempt], level: Any, reason: str
+) -> list[AttemptStopping]:
+    """Stops for those that were not told yet (or told less)."""
+    return [
+        AttemptStopping(attempt=attempt.id, run=run, level=level, reason=reason)
+        for attempt in attempts
+        if attempt.stopping != level and attempt.stopping != "kill"
+    ]
+
+
+_FOLDS: dict[type, Callable[[Supervisor, Event, Any], None]] = {
+    RunAdmitted: Supervisor._fold_admitted,
+    PortsReserved: Supervisor._fold_ports,
+    PortsRefused: Supervisor._fold_refused,
+    GenerationFormed: Supervisor._fold_formed,
+    AttemptPlanned: Supervisor._fold_planned,
+    AttemptReleased: Supervisor._fold_released,
+    AttemptStarted: Supervisor._fold_started,
+    AttemptReady: Supervisor._fold_ready,
+    AttemptJoined: Supervisor._fold_joined,
+    AttemptProgressed: Supervisor._fold_progressed,
+    AttemptStopping: Supervisor._fold_stopping,
+    AttemptExited: Supervisor._fold_exited,
+    StopRequested: Supervisor._fold_stop,
+    RunEnded: Supervisor._fold_ended,
+    CommandAccepted: Supervisor._fold_accepted,
+    CommandDone: Supervisor._fold_done,
+    Note: Supervisor._fold_note,
+}
