@@ -36,6 +36,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     text: str
     partial: bool = False
+    end: int = 0
+    """Offset in its file after this line: tells lines apart for whoever comes back to a broken stream."""
 
 
 class LogReader:
@@ -192,13 +194,15 @@ class _LogFile:
         offset = self._position - len(data) - len(self._rest)
         found = []
         for text in whole:
-            offset += len(text) + 1
             while len(text) > MOST_LINE_BYTES:
+                offset += MOST_LINE_BYTES
                 found.append(self._line(text[:MOST_LINE_BYTES], offset, partial=True))
                 text = text[MOST_LINE_BYTES:]
+            offset += len(text) + 1
             found.append(self._line(text.removesuffix(b"\r"), offset))
         while len(rest) > MOST_LINE_BYTES:
-            found.append(self._line(rest[:MOST_LINE_BYTES], self._position, partial=True))
+            offset += MOST_LINE_BYTES
+            found.append(self._line(rest[:MOST_LINE_BYTES], offset, partial=True))
             rest = rest[MOST_LINE_BYTES:]
         self._rest = rest
         return found
@@ -212,6 +216,7 @@ class _LogFile:
             stream=self._name.stream,
             text=text.decode("utf-8", "replace"),
             partial=partial,
+            end=end,
         )
 
 

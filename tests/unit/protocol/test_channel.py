@@ -1,5 +1,4 @@
 import asyncio
-import functools
 import struct
 
 import msgspec
@@ -17,7 +16,6 @@ HELLO = Hello(
 def with_pair(test):
     """Run a test with both ends of a real connection: the raw client streams and the controller's channel."""
 
-    @functools.wraps(test)
     def run(tmp_path):
         async def body():
             accepted = asyncio.get_running_loop().create_future()
@@ -37,6 +35,7 @@ def with_pair(test):
 
         asyncio.run(asyncio.wait_for(body(), 20))
 
+    run.__name__ = test.__name__
     return run
 
 

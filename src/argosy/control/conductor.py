@@ -1,0 +1,225 @@
+"""Conductor: the I/O around the Coordinator. It feeds it messages, time and requests, and carries out what it decides.
+
+One order for everything: the coordinator's events are made durable, then its messages go out, in the order in which they were
+decided. The HTTP API and the controller's entry point call it; it decides nothing by itself, and knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from argosy.config.checks import check_spec
+from argosy.config.spec import Submission
+from argosy.control.agentlinks import AgentLinks
+from argosy.control.coordinator import Coordinator, Outputs
+from argosy.control.eventlog import EventLog
+from argosy.control.home import Cluster
+from argosy.control.rundirs import make_run_directory
+from argosy.control.tally import Tally
+from argosy.errors import ClusterError
+from argosy.protocol.facts import Event, Note, RunSubmitted
+from argosy.protocol.messages import FromController, Hello, Report
+
+logger = logging.getLogger("argosy.controller")
+_INLINE_DIRECTORIES = 4
+"""Up to so many run directories are made in place; more of them (arrays) in a thread."""
+
+
+class _Outgoing(msgspec.Struct):
+    ready: asyncio.Future[Any]
+    messages: list[tuple[str, FromController]]
+
+
+class Conductor:
+    """One per controller."""
+
+    def __init__(
+        self, cluster: Cluster, log: EventLog, *, agent_wait_seconds: float = 20.0
+    ) -> None:
+        self.cluster = cluster
+        self.log = log
+        self.coordinator = Coordinator(runs_directory=cluster.runs)
+        self.tally = Tally()
+        self.links = AgentLinks(self._received, self._left)
+        self._began = time.monotonic()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has an exception when the log refused an event: the controller must end and be started again."""
+        self.on_activity: Callable[[], None] = lambda: None
+        """Called after everything that may have changed whether the cluster is idle."""
+        self._agent_wait_seconds = agent_wait_seconds
+        self._outbox: deque[_Outgoing] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._clock_offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Wall-clock seconds that never jump while this process lives."""
+        return time.monotonic() + self._clock_offset
+
+    def uptime_seconds(self) -> float:
+        """Seconds since this controller started."""
+        return time.monotonic() - self._began
+
+    def replay(self) -> int:
+        """Rebuild all state from the log; the number of events."""
+        count = 0
+        for event in self.log.replay():
+            self.coordinator.replay(event)
+            self.tally.apply(event)
+            count += 1
+        return count
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of an agent."""
+        await self.links.serve(reader, writer)
+
+    def apply(self, outputs: Outputs) -> asyncio.Future[Any]:
+        """Make durable, then send; the future is done when the events are durable."""
+        for event in outputs.events:
+            self.tally.apply(event)
+        ready = self._make_ready(outputs.events)
+        if ready.done() and not self._outbox:
+            self._send(outputs.messages)
+        else:
+            self._outbox.append(_Outgoing(ready, outputs.messages))
+            ready.add_done_callback(self._flush)
+        self._set_timer()
+        self.on_activity()
+        return ready
+
+    async def submit(self, submission: Submission) -> list[dict[str, str]]:
+        """Accept runs: values to the keepers, then the decision, durable; ConfigError or ClusterError when refused."""
+        check_spec(submission.spec)
+        await self.wait_for_agent()
+        env_blob = await self._put_blob(
+            msgspec.json.encode(submission.env, order="sorted").decode()
+        )
+        secret_blobs = {
+            name: await self._put_blob(value) for name, value in submission.secrets.items()
+        }
+        runs, outputs = self.coordinator.submit(
+            self.now(), submission, env_blob=env_blob, secret_blobs=secret_blobs
+        )
+        names = {
+            event.fact.run: event.fact.name
+            for event in outputs.events
+            if isinstance(event.fact, RunSubmitted)
+        }
+        await self.apply(outputs)
+        return [{"run": run, "name": names.get(run, "")} for run in runs]
+
+    async def stop(
+        self,
+        run: str,
+        *,
+        hard: bool,
+        reason: str,
+        role: str | None = None,
+        index: int | None = None,
+    ) -> str:
+        """Ask a run, role or process to end; the command's id once that is durable."""
+        command, outputs = self.coordinator.stop(
+            self.now(), run, hard=hard, reason=reason, role=role, index=index
+        )
+        await self.apply(outputs)
+        return command
+
+    def note(self, note: Note) -> None:
+        """Put something a person should know into the log."""
+        logger.warning("%s", note.text)
+        self.apply(self.coordinator.note(self.now(), note))
+
+    async def wait_for_agent(self) -> None:
+        """Return when an agent is connected (a cluster that just starts needs a moment); ClusterError after too long."""
+        try:
+            async with asyncio.timeout(self._agent_wait_seconds):
+                await self.links.wait_connected()
+        except TimeoutError:
+            raise ClusterError(
+                f"no agent has connected within {self._agent_wait_seconds:.0f} s",
+                fix=f"see {self.cluster.log('agent')} and {self.cluster.log('keeper')}",
+            ) from None
+
+    def close(self) -> None:
+        """Stop the timer and the links."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.links.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts of log and links."""
+        return {**self.log.statistics(), "num_waiting_messages": len(self._outbox)}
+
+    async def _put_blob(self, data: str) -> str:
+        name = hashlib.sha256(data.encode()).hexdigest()
+        for host in self.links.hosts():
+            await self.links.ask(host, "put_blob", {"name": name, "data": data})
+        return name
+
+    def _received(self, host: str, message: Hello | Report) -> None:
+        self.apply(self.coordinator.receive(self.now(), host, message))
+
+    def _left(self, host: str) -> None:
+        self.coordinator.disconnected(self.now(), host)
+        self._set_timer()
+
+    def _make_ready(self, events: list[Event]) -> asyncio.Future[Any]:
+        """Durable events, and directories for the runs that begin with them."""
+        loop = asyncio.get_running_loop()
+        submitted = [event.fact for event in events if isinstance(event.fact, RunSubmitted)]
+        directories = None
+        if 0 < len(submitted) <= _INLINE_DIRECTORIES:
+            make_directories(self.cluster.runs, submitted)
+        elif submitted:
+            directories = loop.run_in_executor(None, make_directories, self.cluster.runs, submitted)
+        if not events and not self.log.num_pending:
+            done: asyncio.Future[Any] = loop.create_future()
+            done.set_result(None)
+            return done
+        durable = self.log.append(events)
+        return durable if directories is None else asyncio.gather(durable, directories)
+
+    def _flush(self, _: asyncio.Future[Any]) -> None:
+        while self._outbox and self._outbox[0].ready.done():
+            outgoing = self._outbox.popleft()
+            error = outgoing.ready.exception()
+            if error is not None:
+                # Memory is ahead of the log: only a new start from the log is right.
+                if not self.failed.done():
+                    self.failed.set_exception(error)
+                return
+            self._send(outgoing.messages)
+
+    def _send(self, messages: list[tuple[str, FromController]]) -> None:
+        for host, message in messages:
+            self.links.send(host, message)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.coordinator.deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - self.now())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.apply(self.coordinator.tick(self.now()))
+
+
+def make_directories(runs: str, submitted: list[RunSubmitted]) -> None:
+    """Directories and spec files of new runs; a disk that refuses is a warning, the run may still work."""
+    for fact in submitted:
+        try:
+            make_run_directory(os.path.join(runs, fact.run), fact)
+        except OSError as error:
+            logger.warning("the directory of run %s cannot be written: %s", fact.run, error)
