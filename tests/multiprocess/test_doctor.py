@@ -25,7 +25,9 @@ def doctor(home: Path, *words: str, **environment: str) -> subprocess.CompletedP
     code = "import sys; from argosy.cli.app import main; sys.exit(main(['doctor', *sys.argv[1:]]))"
     return subprocess.run(
         [sys.executable, "-c", code, *words],
-        env=os.environ | {"ARGOSY_HOME": str(home)} | environment,
+        env=os.environ
+        | {"ARGOSY_HOME": str(home), "XDG_RUNTIME_DIR": str(home.parent)}
+        | environment,
         capture_output=True,
         text=True,
         timeout=110,
