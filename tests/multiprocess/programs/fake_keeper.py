@@ -54,6 +54,12 @@ def receive_frame(sock, timeout=60):
     return json.loads(body), list(numbers)
 
 
+def _children():
+    """Children of this process, adopted ones included."""
+    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return {int(pid) for pid in text.split()}
+
+
 class Process:
     """One forked attempt: its pid, gate and output files."""
 
@@ -95,6 +101,7 @@ class FakeKeeper:
         self.directory = Path(directory)
         self.processes = []
         self._next = 0
+        self._others = _children()
         self._base_env = dict(os.environ if env is None else env)
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.socket, theirs = socket.socketpair()
@@ -202,8 +209,7 @@ class FakeKeeper:
     def _sweep(self):
         """Reap children that were adopted; return those that are still alive after a moment, killed."""
         deadline = time.monotonic() + 5
-        mine = Path(f"/proc/self/task/{os.getpid()}/children")
-        while (pids := [int(p) for p in mine.read_text().split()]) and time.monotonic() < deadline:
+        while (pids := _children() - self._others) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)

@@ -51,8 +51,6 @@ class Preloads:
             more = kernel.count_tasks() - before
             if more > 0:
                 self._started_threads[module] = more
-        # What the imports have cached is dropped once here instead of once in every rank (5 ms each).
-        importlib.invalidate_caches()
         gc.collect()
         return time.monotonic() - started
 

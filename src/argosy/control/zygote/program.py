@@ -7,7 +7,6 @@ interpreter would print; bootstrap frames are not part of its tracebacks.
 from __future__ import annotations
 
 import builtins
-import importlib
 import importlib.machinery
 import os
 import pkgutil
@@ -34,14 +33,13 @@ def run(program: dict[str, Any], surroundings: Surroundings, error_file: str) ->
     first = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
     python_path = os.environ.get("PYTHONPATH", "")
     sys.path[:] = surroundings.search_path(None if sys.flags.safe_path else first, python_path)
-    importlib.invalidate_caches()
     main = _fresh_main()
     if is_module:
         return _guard(lambda: _run_module(name), error_file)
     if os.path.isdir(name) or (not name.endswith(".py") and pkgutil.get_importer(name)):
-        sys.path[:] = surroundings.search_path(name, python_path)
+        sys.path[:] = surroundings.search_path(os.path.join(os.getcwd(), name), python_path)
         return _guard(_run_archive, error_file)
-    path = name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
+    path = os.path.join(os.getcwd(), name)
     return _run_script(path, main, error_file)
 
 
@@ -107,8 +105,10 @@ def _exit_outcome(error: SystemExit) -> Outcome:
         return Outcome(code=0)
     if isinstance(code, int):
         return Outcome(code=code & 0xFF if -(2**63) <= code < 2**63 else 0xFF)
-    sys.stdout.flush()
-    sys.stderr.write(f"{code}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"{code}\n")
+    else:
+        os.write(2, f"{code}\n".encode(errors="backslashreplace"))
     return Outcome(code=1)
 
 

@@ -15,8 +15,10 @@ import os
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from argosy.control.zygote import kernel
 
@@ -33,17 +35,20 @@ class Outcome:
 def finish(outcome: Outcome) -> NoReturn:
     """End this process."""
     code = outcome.code
+    sys.unraisablehook = _without_bootstrap(sys.unraisablehook)
     try:
         threading._shutdown()  # type: ignore[attr-defined]
     except BaseException as error:  # noqa: BLE001 - the interpreter reports it and goes on, too
         _report_unraisable(error, threading)
     atexit._run_exitfuncs()
-    if not _flush_standard_streams():
+    is_written = _flush_standard_streams()
+    if not is_written:
         code = 120
     if len(sys._current_frames()) == 1:
         _drop_main()
     _flush_open_files()
-    _flush_standard_streams()
+    if is_written:
+        _flush_standard_streams()
     kernel.flush_c_streams()
     if outcome.is_interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -51,9 +56,29 @@ def finish(outcome: Outcome) -> NoReturn:
     os._exit(code)
 
 
+def _without_bootstrap(hook: Callable[[Any], object]) -> Callable[[Any], object]:
+    """The program's hook for errors that cannot be raised, shown tracebacks without frames of this module."""
+
+    def call(arguments: Any) -> object:
+        trace = arguments.exc_traceback
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        fields = (arguments.exc_type, arguments.exc_value, trace, arguments.err_msg)
+        return hook(type(arguments)((*fields, arguments.object)))
+
+    return call
+
+
 def _report_unraisable(error: BaseException, source: object) -> None:
-    arguments = (type(error), error, error.__traceback__, None, source)
-    sys.unraisablehook(cast(Any, sys.UnraisableHookArgs)(arguments))
+    """Say it in the interpreter's words; the argument that its hook takes cannot be made from here."""
+    if sys.stderr is None:
+        return
+    last = "".join(traceback.format_exception_only(error))
+    try:
+        sys.stderr.write(f"Exception ignored in: {source!r}\n{last}")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
 
 
 def _flush_standard_streams() -> bool:

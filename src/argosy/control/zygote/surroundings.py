@@ -48,4 +48,10 @@ def expand_python_path(value: str) -> list[str]:
     """Entries of PYTHONPATH, absolute and without doubles, as `site` makes them."""
     if not value:
         return []
-    return list(dict.fromkeys(os.path.abspath(entry) for entry in value.split(os.pathsep)))
+    here = os.getcwd()
+    entries = [
+        # Joined by hand: in the root directory the interpreter, too, makes two slashes of it.
+        os.path.abspath(entry if os.path.isabs(entry) else f"{here}/{entry}")
+        for entry in value.split(os.pathsep)
+    ]
+    return list(dict.fromkeys(entries))
