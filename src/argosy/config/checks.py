@@ -77,7 +77,9 @@ def check_role(where: str, role: RoleSpec) -> None:
     given = [name for name in ("command", "script", "module") if getattr(role, name) is not None]
     if len(given) != 1:
         what = " and ".join(given) if given else "none of command, script, module"
-        raise ConfigError(f"{where} gives {what}", fix="give exactly one of command, script, module")
+        raise ConfigError(
+            f"{where} gives {what}", fix="give exactly one of command, script, module"
+        )
     _check_program(where, role)
     _check_counts(where, role)
     _check_limits(where, role)
@@ -98,7 +100,9 @@ def check_role(where: str, role: RoleSpec) -> None:
             raise _bad_name(f"{where}.secrets", secret)
     for key in role.env:
         if not key or "=" in key or "\0" in key:
-            raise ConfigError(f"{where}.env has the name {key!r}", fix="use a name without = or NUL")
+            raise ConfigError(
+                f"{where}.env has the name {key!r}", fix="use a name without = or NUL"
+            )
     if role.ready is not None:
         _check_probe(f"{where}.ready", role, role.ready)
     _check_signal(f"{where}.stop_signal", role.stop_signal)
@@ -128,9 +132,13 @@ def _check_counts(where: str, role: RoleSpec) -> None:
             )
     for field in ("min", "spares"):
         if getattr(role, field) and not role.gang:
-            raise ConfigError(f"{where}.{field} needs a gang", fix=f"set gang = true or drop {field}")
+            raise ConfigError(
+                f"{where}.{field} needs a gang", fix=f"set gang = true or drop {field}"
+            )
     if role.gang and role.tty and role.count > 1:
-        raise ConfigError(f"{where}.tty with {role.count} processes", fix="use one process, or no tty")
+        raise ConfigError(
+            f"{where}.tty with {role.count} processes", fix="use one process, or no tty"
+        )
 
 
 def _check_limits(where: str, role: RoleSpec) -> None:

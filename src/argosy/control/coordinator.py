@@ -227,9 +227,7 @@ class Coordinator:
         state.connect()
         self._lose_old(now, state)
         self._release_leftovers(now, state, hello)
-        welcome = Welcome(
-            version=PROTOCOL_VERSION, acknowledged=self._cursors.get(hello.keeper, 0)
-        )
+        welcome = Welcome(version=PROTOCOL_VERSION, acknowledged=self._cursors.get(hello.keeper, 0))
         self._outputs.messages.append((host, welcome))
         if state.version == 0:
             return
@@ -267,7 +265,9 @@ class Coordinator:
         if not attempts and not runs:
             return
         # The note also gives these wants a version that the host has not seen.
-        text = f"{state.host} still held {len(attempts)} processes and {len(runs)} runs that are over"
+        text = (
+            f"{state.host} still held {len(attempts)} processes and {len(runs)} runs that are over"
+        )
         self._emit(now, Note(text=text))
         for name in attempts:
             state.touch_attempt(name, self.seq)

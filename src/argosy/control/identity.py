@@ -27,6 +27,11 @@ def run_of(attempt: str) -> str:
     return attempt.partition(".")[0]
 
 
+def is_attempt(name: object) -> bool:
+    """Whether a name is an attempt of a run; the keeper also has helpers and errands."""
+    return isinstance(name, str) and name.count(".") == 3
+
+
 def fraction(*parts: object) -> float:
     """A number in [0, 1) that depends on the parts alone."""
     text = "/".join(map(str, parts)).encode()

@@ -55,7 +55,9 @@ def decide(role: Role, run: str) -> Decision:
 def _members(role: Role) -> list[Attempt]:
     """The members' attempts in the present generation."""
     attempts = (role.processes[index].current for index in role.members)
-    return [a for a in attempts if a is not None and a.generation == role.generation and not a.parked]
+    return [
+        a for a in attempts if a is not None and a.generation == role.generation and not a.parked
+    ]
 
 
 def _has_vacancy(role: Role) -> bool:
@@ -119,7 +121,9 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
     why = _why(cause)
     leaving = [a for a in members if a.is_alive and (is_closed or a.index not in survivors)]
     if leaving:
-        return Decision(stop=[a for a in leaving if not a.stopping], reason=f"the gang re-forms: {why}")
+        return Decision(
+            stop=[a for a in leaving if not a.stopping], reason=f"the gang re-forms: {why}"
+        )
     if is_closed:
         return Decision()  # too few are left by a person's command: the role is over
     if cause is None or cause.failure is None or cause.exit is None:

@@ -66,7 +66,9 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
             # What was asked to end anyway does not fail by being slow about it.
             if attempt.stopping:
                 return []
-            return [AttemptStopping(attempt=name, run=run, level="kill", reason=reason, failure=failure)]  # type: ignore[arg-type]
+            return [
+                AttemptStopping(attempt=name, run=run, level="kill", reason=reason, failure=failure)
+            ]  # type: ignore[arg-type]
         case "exited":
             return [_exited(run, attempt, data, now)]
     return []

@@ -110,19 +110,23 @@ class Placement:
         need = need_of(spec)
         if need.cpus > self.total_cpus + SLACK or need.memory > self.total_memory:
             return False
-        if any(c.cpus + SLACK >= need.cpus and c.memory_bytes >= need.memory for c in self.hosts.values()):
+        if any(
+            c.cpus + SLACK >= need.cpus and c.memory_bytes >= need.memory
+            for c in self.hosts.values()
+        ):
             return True
         empty = {host: [c.cpus, float(c.memory_bytes)] for host, c in self.hosts.items()}
-        return _spread(spec, sorted(empty, key=lambda host: (-empty[host][0], host)), empty) is not None
+        return (
+            _spread(spec, sorted(empty, key=lambda host: (-empty[host][0], host)), empty)
+            is not None
+        )
 
     def place(self, spec: RunSpec, *, is_accounted: bool) -> dict[str, list[str]] | None:
         """role -> host of each index; None: there is no room now (only if accounted) or no host."""
         if not self._order:
             return None
         need = need_of(spec)
-        if is_accounted and (
-            need.cpus > self.free_cpus + SLACK or need.memory > self.free_memory
-        ):
+        if is_accounted and (need.cpus > self.free_cpus + SLACK or need.memory > self.free_memory):
             return None
         whole = self._first(need.cpus, need.memory)
         if whole is None and not is_accounted:

@@ -82,7 +82,9 @@ class Supervisor:
         fold = _FOLDS.get(type(event.fact))
         if fold is None:
             raise self._impossible(f"{type(event.fact).__name__} does not belong to a run")
-        if self.ended is not None and not isinstance(event.fact, CommandAccepted | CommandDone | Note):
+        if self.ended is not None and not isinstance(
+            event.fact, CommandAccepted | CommandDone | Note
+        ):
             raise self._impossible(f"run {self.run} has ended")
         fold(self, event, event.fact)
 
@@ -306,7 +308,9 @@ class Supervisor:
             return self._end("failed", code, stop.reason, cause.attempt if cause else "")
         if stop is not None:
             return self._end("stopped", KILLED_CODE if stop.hard else STOPPED_CODE, stop.reason)
-        if any(p.retired for role in self.order for p in role.processes if role.policy != "permanent"):
+        if any(
+            p.retired for role in self.order for p in role.processes if role.policy != "permanent"
+        ):
             return self._end("stopped", STOPPED_CODE, "its processes were stopped")
         if all(role.policy == "permanent" for role in self.order):
             return self._end("stopped", STOPPED_CODE, "its processes were stopped")
@@ -463,9 +467,7 @@ class Supervisor:
             ]
         return self._fill_generation(role, decision, now)
 
-    def _fill_generation(
-        self, role: Role, decision: membership.Decision, now: float
-    ) -> list[Fact]:
+    def _fill_generation(self, role: Role, decision: membership.Decision, now: float) -> list[Fact]:
         facts: list[Fact] = []
         for rank, index in decision.start:
             attempt = role.processes[index].alive
@@ -477,9 +479,7 @@ class Supervisor:
                 )
                 continue
             facts.append(
-                self.plan(
-                    role, index, "generation", generation=role.generation, rank=rank
-                )
+                self.plan(role, index, "generation", generation=role.generation, rank=rank)
             )
         for index in decision.park:
             at = self.restart_at(role, role.processes[index])

@@ -242,7 +242,9 @@ def find(
         raise NotFoundError(f"{target} is no target", fix="use RUN, RUN/ROLE or RUN/ROLE/INDEX")
     if len(parts) > 1 and parts[1] not in supervisor.roles:
         known = ", ".join(supervisor.roles)
-        raise NotFoundError(f"run {supervisor.run} has no role {parts[1]}", fix=f"its roles: {known}")
+        raise NotFoundError(
+            f"run {supervisor.run} has no role {parts[1]}", fix=f"its roles: {known}"
+        )
     found = [
         process_view(supervisor, role, process, runs_directory)
         for role in supervisor.roles.values()

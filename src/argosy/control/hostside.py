@@ -1,0 +1,524 @@
+"""HostSide: the agent without I/O. It makes the keeper's processes what the controller wants and reports what happens.
+
+Wants and the keeper's list are reconciled by attempt id; every keeper event becomes one numbered observation that is sent
+again until it is durable at the controller. The same class runs behind sockets (agent.py) and in the simulator. It
+never reads a clock and never gives a process up because the controller is silent. Frame ids are small and positive; the
+agent's own errands use others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.control.batches import (
+    Frame,
+    Key,
+    group_key,
+    reform_frame,
+    release_frame,
+    spawn_frame,
+    stop_frame,
+    store_frame,
+    store_key,
+)
+from argosy.control.identity import is_attempt, run_of
+from argosy.control.outbox import Outbox
+from argosy.protocol.messages import (
+    PROTOCOL_VERSION,
+    Acknowledge,
+    FromAgent,
+    Hello,
+    Launch,
+    Observed,
+    Report,
+    Reserve,
+    Want,
+    Wants,
+    Welcome,
+)
+
+_ALIVE = ("spawning", "starting", "running", "parked")
+
+
+@dataclass(slots=True)
+class HostOutputs:
+    """What one input led to."""
+
+    to_keeper: list[Frame] = field(default_factory=list)
+    to_controller: list[FromAgent] = field(default_factory=list)
+    probes: list[tuple[str, dict[str, Any], Launch]] = field(default_factory=list)
+    """Probes to begin."""
+    watch_logs: list[Launch] = field(default_factory=list)
+    """Attempts whose output begins."""
+    forget: list[str] = field(default_factory=list)
+    """Attempts of which nothing is needed any more: probes and log watches end."""
+
+
+@dataclass(slots=True)
+class _Local:
+    """One attempt on this host."""
+
+    attempt: str
+    want: Want | None = None
+    launch: Launch | None = None
+    state: str = ""
+    """as the keeper lists it; empty: the keeper does not have it; spawning: it was told to"""
+    told: str = ""
+    """term or kill: what the keeper was told"""
+    is_released: bool = False
+    reformed: int = 0
+    is_probed: bool = False
+    is_watched: bool = False
+    step_at: float | None = None
+    is_hung: bool = False
+
+
+@dataclass(slots=True)
+class _Holding:
+    """Ports of a run on this host."""
+
+    reserve: Reserve
+    is_asked: bool = False
+
+
+class HostSide:
+    """One host's wants, attempts, stores and outboxes."""
+
+    def __init__(self, *, host: str, cpus: int, memory_bytes: int, secret: str = "") -> None:
+        self.host = host
+        self.cpus = cpus
+        self.memory_bytes = memory_bytes
+        self.keeper = ""
+        self.is_connected = False
+        self._secret = secret
+        self._keeper_pid = 0
+        self._version = 0
+        self._is_report_due = False
+        self._attempts: dict[str, _Local] = {}
+        self._runs: dict[str, _Holding] = {}
+        self._ended_runs: set[str] = set()
+        self._stores: dict[Key, dict[str, Any] | None] = {}
+        """None: asked for."""
+        self._outboxes: dict[str, Outbox] = {}
+        self._own = ""
+        self._next_id = 0
+        self._asked: dict[int, tuple[str, Any]] = {}
+        self._touched: dict[str, None] = {}
+        self._later: dict[str, float] = {}
+        self._watched: dict[str, None] = {}
+        self._out = HostOutputs()
+
+    # --- inputs -------------------------------------------------------------------------------------------------
+
+    def keeper_connected(
+        self, now: float, keeper: str, pid: int, attempts: list[dict[str, Any]]
+    ) -> HostOutputs:
+        """The link to the keeper is up and it has listed what it has; its unacknowledged events follow."""
+        if not self._own:
+            self._own = f"{self.host}@{now:.6f}"
+            self._outboxes[self._own] = Outbox(self._own)
+        if keeper != self.keeper:
+            self._change_keeper(keeper)
+        self._keeper_pid = pid
+        self._asked.clear()
+        self._stores = {key: store for key, store in self._stores.items() if store is not None}
+        for holding in self._runs.values():
+            holding.is_asked = False
+        listed = {str(each["attempt"]): each for each in attempts if is_attempt(each["attempt"])}
+        for name in listed:
+            self._attempts.setdefault(name, _Local(name))
+        for name, local in self._attempts.items():
+            state = str(listed[name]["state"]) if name in listed else ""
+            if local.state != "exited":
+                local.state = state
+            local.told, local.is_released, local.reformed = "", False, 0
+            self._touched[name] = None
+        if self.is_connected:
+            self._greet(now)
+        return self._finish(now)
+
+    def _change_keeper(self, keeper: str) -> None:
+        """What the old keeper had is gone; the controller learns that from the new id."""
+        self._out.forget += self._attempts
+        self._attempts.clear()
+        self._runs.clear()
+        self._stores.clear()
+        self._touched.clear()
+        self._later.clear()
+        self._watched.clear()
+        self._version = 0
+        self.keeper = keeper
+        self._outboxes.setdefault(keeper, Outbox(keeper))
+
+    def keeper_event(self, now: float, number: int, event: dict[str, Any]) -> HostOutputs:
+        """Something happened at the keeper."""
+        outbox = self._outboxes[self.keeper]
+        if number > outbox.last:
+            outbox.add(number, self._observe(now, number, event))
+        return self._finish(now)
+
+    def keeper_reply(self, now: float, id: int, reply: dict[str, Any]) -> HostOutputs:
+        """The keeper answered one of our frames."""
+        kind, what = self._asked.pop(id, ("", None))
+        is_ok = bool(reply.get("ok"))
+        error = str(reply.get("error") or "the keeper refused")
+        if kind == "spawn":
+            key, names = what
+            self._spawned(key, names, reply.get("store") if is_ok else None, error, is_ok)
+        elif kind == "reserve" and what in self._runs:
+            if is_ok:
+                data = {"ports": reply.get("ports", {}), "keeper": self.keeper}
+                self._tell("ports", run=what, data=data)
+            else:
+                data = {"reason": error, "keeper": self.keeper}
+                self._tell("ports_refused", run=what, data=data)
+        return self._finish(now)
+
+    def controller_connected(self, now: float) -> HostOutputs:
+        """A new link to the controller: say hello, then everything that is not acknowledged."""
+        self.is_connected = True
+        if self.keeper:
+            self._greet(now)
+        return self._finish(now)
+
+    def controller_disconnected(self, now: float) -> None:
+        """The link is gone; everything goes on."""
+        self.is_connected = False
+
+    def receive(self, now: float, message: Welcome | Wants | Acknowledge) -> HostOutputs:
+        """Take what the controller said."""
+        if isinstance(message, Welcome):
+            self._acknowledged(self.keeper, message.acknowledged)
+        elif isinstance(message, Acknowledge):
+            self._acknowledged(message.keeper, message.number)
+        elif message.keeper in ("", self.keeper):
+            self._take_wants(message)
+        return self._finish(now)
+
+    def probed(self, now: float, attempt: str, ok: bool, why: str) -> HostOutputs:
+        """A probe succeeded, or gave up."""
+        local = self._attempts.get(attempt)
+        if local is not None and local.state in _ALIVE:
+            if ok:
+                self._tell("ready", attempt=attempt)
+            else:
+                self._tell("unready", attempt=attempt, data={"reason": why or "never became ready"})
+        return self._finish(now)
+
+    def tick(self, now: float) -> HostOutputs:
+        """Do what has become due: delayed starts, hangs, reports sent again."""
+        for name in [name for name, at in self._later.items() if at <= now]:
+            del self._later[name]
+            self._touched[name] = None
+        for name in list(self._watched):
+            self._watch(now, self._attempts[name])
+        return self._finish(now)
+
+    def deadline(self) -> float | None:
+        """When `tick` is next due."""
+        times = list(self._later.values())
+        times += [at for name in self._watched if (at := self._hang_at(self._attempts[name]))]
+        if self.is_connected and self.keeper:
+            times += [
+                at for outbox in self._outboxes.values() if (at := outbox.due_at()) is not None
+            ]
+        return min(times, default=None)
+
+    # --- the controller's side ----------------------------------------------------------------------------------
+
+    def _greet(self, now: float) -> None:
+        for outbox in self._outboxes.values():
+            outbox.rewind()
+            if outbox.source not in (self.keeper, self._own) and len(outbox):
+                self._report(
+                    now, outbox
+                )  # how a dead keeper's processes ended, before they count as lost
+        alive = [name for name, local in self._attempts.items() if local.state]
+        runs = {run_of(name) for name in alive} | set(self._runs) | self._ended_runs
+        self._ended_runs.clear()
+        self._out.to_controller.append(
+            Hello(
+                version=PROTOCOL_VERSION,
+                host=self.host,
+                keeper=self.keeper,
+                pid=self._keeper_pid,
+                cpus=self.cpus,
+                memory_bytes=self.memory_bytes,
+                alive=alive,
+                runs=sorted(runs),
+            )
+        )
+        self._is_report_due = True
+
+    def _take_wants(self, message: Wants) -> None:
+        self._is_report_due = True  # the controller learns from it where we are
+        if message.since > self._version:
+            return  # something before it was lost; it is sent again
+        for want in message.wants:
+            if want.version > self._version:
+                local = self._attempts.setdefault(want.attempt, _Local(want.attempt))
+                local.want = want
+                local.launch = want.launch or local.launch
+                self._touched[want.attempt] = None
+        for reserve in message.reserves:
+            if reserve.version > self._version:
+                self._take_reserve(reserve)
+        self._version = max(self._version, message.version)
+
+    def _take_reserve(self, reserve: Reserve) -> None:
+        if reserve.ports:
+            self._runs[reserve.run] = _Holding(reserve)
+            return
+        self._runs.pop(reserve.run, None)
+        self._stores = {key: store for key, store in self._stores.items() if key[0] != reserve.run}
+        self._ask({"type": "end_run", "run": reserve.run}, "end_run", reserve.run)
+
+    def _acknowledged(self, source: str, number: int) -> None:
+        outbox = self._outboxes.get(source)
+        if outbox is None:
+            return
+        outbox.acknowledge(number)
+        if source not in (self.keeper, self._own) and not len(outbox):
+            del self._outboxes[source]
+
+    def _tell(
+        self, kind: Any, *, attempt: str = "", run: str = "", data: dict[str, Any] | None = None
+    ) -> None:
+        """Observe something ourselves."""
+        outbox = self._outboxes[self._own]
+        number = outbox.last + 1
+        run = run or run_of(attempt)
+        outbox.add(
+            number, Observed(number=number, kind=kind, attempt=attempt, run=run, data=data or {})
+        )
+
+    def _report(self, now: float, outbox: Outbox) -> None:
+        report = Report(
+            host=self.host,
+            keeper=outbox.source,
+            observed=outbox.take(now),
+            wants_version=self._version if outbox.source == self.keeper else 0,
+        )
+        self._out.to_controller.append(report)
+
+    # --- the keeper's side --------------------------------------------------------------------------------------
+
+    def _observe(self, now: float, number: int, event: dict[str, Any]) -> Observed | None:
+        """What an event of the keeper tells the controller; None: nothing."""
+        kind = event.get("kind") or event.get("type") or event.get("event")
+        attempt = str(event.get("attempt") or "")
+        run = str(event.get("run") or "")
+        if kind == "note":
+            data = {"level": event.get("level", "info"), "text": event.get("text", "")}
+            return Observed(number=number, kind="note", attempt=attempt, run=run, data=data)
+        if not is_attempt(attempt):
+            return None
+        local = self._attempts.setdefault(attempt, _Local(attempt))
+        if kind == "started":
+            is_parked = local.launch is not None and local.launch.parked and not local.is_released
+            if local.state in ("", "spawning", "starting"):
+                local.state = "parked" if is_parked else "running"
+            self._touched[attempt] = None
+            data = {key: event.get(key) for key in ("pid", "how", "note")}
+            return Observed(number=number, kind="started", attempt=attempt, run=run, data=data)
+        if kind == "exited":
+            local.state = "exited"
+            self._touched[attempt] = None
+            keys = ("code", "signal", "is_oom", "error", "swept", "at")
+            data = {key: event[key] for key in keys if event.get(key) is not None}
+            return Observed(number=number, kind="exited", attempt=attempt, run=run, data=data)
+        message = event.get("message")
+        if kind == "link" and isinstance(message, dict):
+            return self._observe_link(now, number, local, message)
+        return None
+
+    def _observe_link(
+        self, now: float, number: int, local: _Local, message: dict[str, Any]
+    ) -> Observed | None:
+        name, run = local.attempt, run_of(local.attempt)
+        says = message.get("say")
+        if says == "step":
+            is_first, local.step_at = local.step_at is None, now
+            self._watched[name] = None
+            step = message.get("step")
+            if not is_first or not isinstance(step, int):
+                return None
+            return Observed(
+                number=number, kind="progressed", attempt=name, run=run, data={"step": step}
+            )
+        if says == "ready":
+            return Observed(number=number, kind="ready", attempt=name, run=run)
+        if says == "join" and isinstance(message.get("generation"), int):
+            data = {"generation": message["generation"]}
+            return Observed(number=number, kind="joined", attempt=name, run=run, data=data)
+        if says == "error":
+            data = {"level": "error", "text": str(message.get("text", ""))[:4096]}
+            return Observed(number=number, kind="note", attempt=name, run=run, data=data)
+        return None
+
+    def _ask(self, frame: Frame, kind: str, what: Any) -> None:
+        self._next_id += 1
+        self._asked[self._next_id] = (kind, what)
+        self._out.to_keeper.append({"id": self._next_id, **frame})
+
+    def _spawned(self, key: Key, names: list[str], store: Any, error: str, is_ok: bool) -> None:
+        if is_ok and isinstance(store, dict):
+            self._stores[key] = store
+            for name in self._attempts:
+                if run_of(name) == key[0]:
+                    self._touched[name] = None
+        elif self._stores.get(key, False) is None:
+            del self._stores[key]
+        if is_ok:
+            return
+        for name in names:
+            local = self._attempts.get(name)
+            if local is not None and local.state == "spawning":
+                self._never_started(local, error)
+
+    def _never_started(self, local: _Local, error: str) -> None:
+        local.state = "exited"
+        self._touched[local.attempt] = None
+        self._tell("exited", attempt=local.attempt, data={"error": error})
+
+    def _reconcile(self, now: float) -> None:
+        launches: list[Launch] = []
+        while self._touched:
+            names, self._touched = list(self._touched), {}
+            for name in names:
+                local = self._attempts.get(name)
+                if local is not None:
+                    self._reconcile_one(now, local, launches)
+        for group in _grouped(launches):
+            first = group[0]
+            if first.gang and not first.parked:
+                self._stores.setdefault(store_key(first), None)
+            names = [launch.attempt for launch in group]
+            self._ask(spawn_frame(group, self._secret), "spawn", (store_key(first), names))
+        for run, holding in self._runs.items():
+            if not holding.is_asked:
+                holding.is_asked = True
+                frame = {"type": "reserve", "run": run, "ports": holding.reserve.ports}
+                self._ask(frame, "reserve", run)
+
+    def _reconcile_one(self, now: float, local: _Local, launches: list[Launch]) -> None:
+        want, launch = local.want, local.launch
+        if local.state == "exited":
+            self._watched.pop(local.attempt, None)
+        if want is None:
+            return
+        if want.state == "gone":
+            self._end(local)
+        elif want.state == "running" and launch is not None:
+            if local.state == "":
+                if launch.not_before > now:
+                    self._later[local.attempt] = launch.not_before
+                    return
+                local.state = "spawning"
+                launches.append(launch)
+                self._out.watch_logs.append(launch)
+                local.is_watched = True
+            elif local.state != "exited":
+                self._keep_running(now, local, want, launch)
+        elif want.state in ("term", "kill"):
+            self._stop(local, want.state)
+
+    def _keep_running(self, now: float, local: _Local, want: Want, launch: Launch) -> None:
+        if not local.is_watched:
+            local.is_watched = True
+            self._out.watch_logs.append(launch)
+        if local.state == "parked" and not launch.parked and not local.is_released:
+            store = self._store(launch)
+            if store is not None:
+                local.is_released = True
+                local.state = "running"
+                self._ask(release_frame(launch, store), "release", local.attempt)
+        elif want.reform is not None and local.reformed < want.reform["generation"]:
+            store = self._store(launch)
+            if store is not None and local.state == "running":
+                local.reformed = want.reform["generation"]
+                self._ask(reform_frame(local.attempt, want.reform, store), "tell", local.attempt)
+        if local.state != "running":
+            return
+        if want.progressed and local.step_at is None:
+            local.step_at = now
+        if local.step_at is not None and launch.hang_seconds:
+            self._watched[local.attempt] = None
+        if launch.probe is not None and not local.is_probed:
+            local.is_probed = True
+            self._out.probes.append((local.attempt, launch.probe, launch))
+
+    def _store(self, launch: Launch) -> dict[str, Any] | None:
+        """The generation's store, if it is known; else it is asked for."""
+        key = store_key(launch)
+        if key not in self._stores:
+            self._stores[key] = None
+            self._ask(store_frame(launch), "spawn", (key, []))
+        return self._stores[key]
+
+    def _stop(self, local: _Local, level: str) -> None:
+        if local.state == "":
+            self._never_started(local, "it was told to end before it was started")
+        elif local.state in _ALIVE and local.told not in (level, "kill"):
+            local.told = level
+            frame = (
+                {"type": "kill", "attempt": local.attempt}
+                if level == "kill"
+                else stop_frame(local.attempt, local.launch)
+            )
+            self._ask(frame, "stop", local.attempt)
+
+    def _end(self, local: _Local) -> None:
+        if local.state in _ALIVE:
+            self._stop(local, "kill")
+            return
+        del self._attempts[local.attempt]
+        self._later.pop(local.attempt, None)
+        self._watched.pop(local.attempt, None)
+        self._out.forget.append(local.attempt)
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def _hang_at(self, local: _Local) -> float | None:
+        launch = local.launch
+        if launch is None or not launch.hang_seconds or local.step_at is None or local.is_hung:
+            return None
+        return local.step_at + launch.hang_seconds
+
+    def _watch(self, now: float, local: _Local) -> None:
+        at = self._hang_at(local)
+        if at is not None and at <= now and local.state == "running" and not local.told:
+            local.is_hung = True
+            seconds = now - (local.step_at or now)
+            self._tell(
+                "hung", attempt=local.attempt, data={"reason": f"no step for {seconds:.0f} s"}
+            )
+
+    def _finish(self, now: float) -> HostOutputs:
+        """Bring the keeper in line, report what is new, and hand the outputs over."""
+        if self.keeper:
+            self._reconcile(now)
+        current = self._outboxes.get(self.keeper)
+        through = current.take_forgettable() if current is not None else 0
+        if through:
+            self._ask({"type": "ack", "through": through}, "ack", through)
+        if self.is_connected and self.keeper:
+            for outbox in self._outboxes.values():
+                due = outbox.due_at()
+                if outbox.unsent() or (due is not None and due <= now):
+                    self._report(now, outbox)
+                    self._is_report_due = self._is_report_due and outbox is not current
+            if self._is_report_due and current is not None:
+                self._report(now, current)
+                self._is_report_due = False
+        out, self._out = self._out, HostOutputs()
+        return out
+
+
+def _grouped(launches: Iterable[Launch]) -> list[list[Launch]]:
+    groups: dict[Any, list[Launch]] = {}
+    for launch in launches:
+        groups.setdefault(group_key(launch), []).append(launch)
+    return list(groups.values())
