@@ -89,6 +89,8 @@ def render_status(status: dict[str, Any], controller: Controller, paint: Paint) 
         lines.append(
             ("http", f"http://127.0.0.1:{status['http_port']} (token: {controller.cluster.token})")
         )
+    if status.get("trouble"):
+        lines.append(("trouble", paint(str(status["trouble"]), "red")))
     return "".join(f"  {paint(key.ljust(10), 'dim')}{value}\n" for key, value in lines if value)
 
 

@@ -64,6 +64,8 @@ class Follower:
         self._num_interrupts = 0
         self._last_id = ""
         self._last_seq = 0
+        self._ends: dict[tuple[Any, ...], int] = {}
+        self._ends_before: dict[tuple[Any, ...], int] = {}
         self._has_output = False
         self._is_settled = False
         self._look_at = time.monotonic() + 1.0
@@ -76,6 +78,8 @@ class Follower:
         self._progress.begin("starting")
         try:
             while self._end is None and not self.is_detached:
+                # The stream gives its place only now and then: what was seen beyond it comes again.
+                self._ends_before = dict(self._ends)
                 with self._connect(target) as stream:
                     self._pump(stream)
         finally:
@@ -124,11 +128,19 @@ class Follower:
             self._is_settled = self._num_interrupts == 0
             self._has_output = True
             self._progress.end()
-            self._output.line(event.json())
+            self._line(event.json())
         elif event.kind == "fact":
             self._fact(event.json())
         elif event.kind == "end":
             self._end = event.json()
+
+    def _line(self, line: dict[str, Any]) -> None:
+        file = (line["role"], line["index"], line["number"], line["stream"])
+        end = int(line.get("end", 0))
+        if end and end <= self._ends_before.get(file, 0):
+            return
+        self._ends[file] = end
+        self._output.line(line)
 
     def _fact(self, event: dict[str, Any]) -> None:
         if event["seq"] <= self._last_seq:

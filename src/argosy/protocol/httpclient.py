@@ -119,8 +119,13 @@ class EventStream:
         self._chunks = ChunkDecoder() if is_chunked else None
         self._parser = EventParser()
         self._ready = self._take(rest) if rest else []
-        self.is_closed = self._chunks is not None and self._chunks.is_complete
+        self._is_over = self._chunks is not None and self._chunks.is_complete
         connection.setblocking(False)
+
+    @property
+    def is_closed(self) -> bool:
+        """The server has ended the stream and every event of it was handed out."""
+        return self._is_over and not self._ready
 
     @property
     def last_id(self) -> str:
@@ -139,16 +144,16 @@ class EventStream:
             ready, self._ready = self._ready, []
             return ready, []
         waiting: list[int] = list(others)
-        if not self.is_closed:
+        if not self._is_over:
             waiting.append(self.fileno())
         readable, _, _ = select.select(waiting, [], [], timeout_seconds)
-        events = self._receive() if not self.is_closed and self.fileno() in readable else []
+        events = self._receive() if not self._is_over and self.fileno() in readable else []
         return events, [fd for fd in others if fd in readable]
 
     def close(self) -> None:
         """Close the connection; again is fine."""
         self._connection.close()
-        self.is_closed = True
+        self._is_over = True
 
     def __enter__(self) -> EventStream:
         return self
@@ -165,12 +170,12 @@ class EventStream:
             data = b""
         if not data:
             self._connection.close()
-            self.is_closed = True
+            self._is_over = True
             return []
         events = self._take(data)
         if self._chunks is not None and self._chunks.is_complete:
             self._connection.close()
-            self.is_closed = True
+            self._is_over = True
         return events
 
     def _take(self, data: bytes) -> list[ServerEvent]:

@@ -1,0 +1,117 @@
+"""The first cause is found by what failures are, not by the order in which they were seen."""
+
+import itertools
+
+import pytest
+
+from argosy.analyze.causes import final_incident, find_incidents, rank_of_failure
+
+GLOO = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:41234"
+
+
+class Log:
+    """Builds events of one run."""
+
+    def __init__(self):
+        self.events = []
+
+    def add(self, at, kind, /, **fields):
+        fact = {"kind": kind, "run": "r1", **fields}
+        self.events.append({"seq": len(self.events) + 1, "at": at, "fact": fact})
+        return self
+
+    def gang(self, at, generation, count=4, number=0):
+        self.add(
+            at,
+            "gang.formed",
+            role="train",
+            generation=generation,
+            members=list(range(count)),
+            reason="",
+        )
+        for rank in range(count):
+            self.add(
+                at,
+                "attempt.planned",
+                attempt=f"a{generation}.{rank}",
+                role="train",
+                index=rank,
+                number=number,
+                host="h",
+                generation=generation,
+                rank=rank,
+            )
+            self.add(
+                at, "attempt.started", attempt=f"a{generation}.{rank}", pid=100 + rank, how="fork"
+            )
+        return self
+
+    def exit(self, at, attempt, **how):
+        return self.add(at, "attempt.exited", attempt=attempt, at=at, **how)
+
+
+def test_the_killed_rank_is_the_cause_even_when_survivors_were_seen_to_exit_first():
+    log = Log().gang(1.0, 1)
+    log.exit(5.000, "a1.0", code=1, error=GLOO).exit(5.001, "a1.3", code=1, error=GLOO)
+    log.exit(5.002, "a1.2", signal=9)
+    log.add(5.1, "attempt.stopping", attempt="a1.1", level="kill", reason="its gang failed")
+    log.exit(5.2, "a1.1", signal=9)
+    (incident,) = find_incidents(log.events)
+    assert incident.cause.id == "a1.2"
+    assert sorted(a.id for a in incident.failed_after) == ["a1.0", "a1.3"]
+    assert [a.id for a in incident.stopped] == ["a1.1"]
+    assert incident.sentence == "rank 2 on h was killed by SIGKILL (train/2, pid 102)"
+    assert "ranks 0,3 failed after losing it" in incident.collateral
+
+
+def test_an_exception_outside_a_collective_beats_the_connection_errors_it_causes():
+    for order in itertools.permutations(range(3)):
+        log = Log().gang(1.0, 1, count=3)
+        for place, rank in enumerate(order):
+            error = "ValueError: bad batch" if rank == 1 else GLOO
+            log.exit(5.0 + place / 1000, f"a1.{rank}", code=1, error=error)
+        (incident,) = find_incidents(log.events)
+        assert incident.cause.rank == 1
+
+
+def test_each_generation_has_an_incident_of_its_own():
+    log = Log().gang(1.0, 1).exit(2.0, "a1.2", signal=9)
+    log.gang(2.5, 2, number=1).exit(3.0, "a2.0", code=1, error="KeyError: 'x'")
+    log.add(3.1, "run.ended", outcome="failed", exit_code=1, reason="budget", first_cause="a2.0")
+    first, second = find_incidents(log.events)
+    assert (first.cause.id, second.cause.id) == ("a1.2", "a2.0")
+    assert first.remedy == ["generation 2 of train formed with 4 ranks"]
+    assert second.remedy == ["the run ended: budget"]
+    assert final_incident(log.events).cause.id == "a2.0"
+
+
+def test_the_cause_that_the_controller_named_wins():
+    log = Log().gang(1.0, 1).exit(5.0, "a1.0", code=1).exit(5.0, "a1.1", code=1)
+    log.add(5.1, "run.ended", outcome="failed", exit_code=1, first_cause="a1.1")
+    assert final_incident(log.events).cause.id == "a1.1"
+
+
+def test_what_argosy_stopped_is_no_failure():
+    log = Log().gang(1.0, 1, count=1)
+    log.add(2.0, "attempt.stopping", attempt="a1.0", level="term", reason="argosy stop")
+    log.exit(2.1, "a1.0", signal=15)
+    log.add(2.2, "run.ended", outcome="stopped", exit_code=143)
+    assert find_incidents(log.events) == []
+    assert final_incident(log.events) is None
+
+
+@pytest.mark.parametrize(
+    ("fact", "rank"),
+    [
+        ({"signal": 9}, 0),
+        ({"signal": 9, "is_oom": True, "error": GLOO}, 0),
+        ({"signal": 6, "error": "terminate called: NCCL communicator was aborted"}, 2),
+        ({"signal": 11}, 0),
+        ({"code": 1, "error": "ZeroDivisionError"}, 1),
+        ({"code": 1, "error": GLOO}, 2),
+        ({"code": 1, "error": "torch.distributed.DistBackendError: x"}, 2),
+        ({"lost": True}, 0),
+    ],
+)
+def test_failures_are_ranked_by_what_they_are(fact, rank):
+    assert rank_of_failure(fact) == rank

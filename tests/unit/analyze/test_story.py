@@ -1,0 +1,95 @@
+"""Every fact has a sentence, and the short ones are few."""
+
+import msgspec
+import pytest
+
+from argosy.analyze.story import Story
+from argosy.config.spec import RoleSpec, RunSpec
+from argosy.protocol import facts
+
+SAMPLES = [
+    facts.HostJoined(host="h", keeper="k", cpus=2, memory_bytes=1 << 30),
+    facts.HostLost(host="h", reason="silent"),
+    facts.CommandAccepted(command="c", verb="stop", target="r"),
+    facts.CommandDone(command="c", outcome="ok"),
+    facts.RunSubmitted(
+        run="r", name="n", spec=RunSpec(roles={"train": RoleSpec(count=4)}), env_blob="b"
+    ),
+    facts.RunAdmitted(run="r", hosts={"train": ["h"]}),
+    facts.PortsReserved(run="r", host="h", ports={"web/0/http": 80}),
+    facts.PortsRefused(run="r", host="h", reason="port 80 is in use"),
+    facts.GenerationFormed(run="r", role="train", generation=1, members=[0], reason="start"),
+    facts.AttemptPlanned(attempt="a", run="r", role="train", index=0, number=0, host="h", rank=0),
+    facts.AttemptReleased(attempt="a", run="r", generation=2, rank=0),
+    facts.AttemptStarted(attempt="a", run="r", pid=7, how="fork"),
+    facts.AttemptReady(attempt="a", run="r"),
+    facts.AttemptJoined(attempt="a", run="r", generation=1),
+    facts.AttemptProgressed(attempt="a", run="r", step=1),
+    facts.AttemptStopping(attempt="a", run="r", level="term", reason="asked"),
+    facts.AttemptExited(attempt="a", run="r", signal=9),
+    facts.StopRequested(run="r", hard=False, reason="argosy stop"),
+    facts.RunEnded(run="r", outcome="failed", exit_code=137, reason="rank 0"),
+    facts.Note(run="r", text="something"),
+]
+
+
+def as_event(fact, seq=1):
+    event = facts.Event(seq=seq, at=1.0, fact=fact)
+    return msgspec.json.decode(msgspec.json.encode(event))
+
+
+def test_the_samples_cover_every_kind_of_fact():
+    assert {type(sample) for sample in SAMPLES} == set(facts.AnyFact.__args__)
+
+
+@pytest.mark.parametrize("fact", SAMPLES, ids=lambda fact: type(fact).__name__)
+def test_every_fact_has_a_sentence_of_its_own(fact):
+    sentence = Story().tell(as_event(fact))
+    kind = fact.__struct_config__.tag
+    assert sentence
+    assert not sentence.startswith(f"{kind}:")
+
+
+def test_a_fact_of_a_later_version_is_shown_plainly():
+    event = {"seq": 1, "at": 1.0, "fact": {"kind": "moon.landed", "run": "r", "crew": 3}}
+    assert Story().tell(event) == "moon.landed: run=r, crew=3"
+
+
+def test_processes_are_called_by_their_rank():
+    story = Story()
+    planned = facts.AttemptPlanned(
+        attempt="a", run="r", role="train", index=5, number=0, host="h", rank=2, generation=1
+    )
+    story.tell(as_event(planned))
+    exited = as_event(facts.AttemptExited(attempt="a", run="r", signal=9, swept=2))
+    assert story.tell(exited) == (
+        "rank 2 (train/5) killed by SIGKILL; 2 descendants killed with it"
+    )
+
+
+def test_a_watcher_is_told_of_a_death_and_of_the_new_generation_but_not_of_the_stopped_ones():
+    story = Story()
+    told = []
+    for index in range(2):
+        planned = facts.AttemptPlanned(
+            attempt=f"a{index}", run="r", role="train", index=index, number=0, host="h", rank=index
+        )
+        told.append(story.headline(as_event(planned)))
+    told += [
+        story.headline(as_event(facts.AttemptExited(attempt="a0", run="r", signal=9))),
+        story.headline(
+            as_event(facts.AttemptStopping(attempt="a1", run="r", level="kill", reason="gang"))
+        ),
+        story.headline(as_event(facts.AttemptExited(attempt="a1", run="r", signal=9))),
+        story.headline(
+            as_event(
+                facts.GenerationFormed(
+                    run="r", role="train", generation=2, members=[0, 1], reason="rank 0 died"
+                )
+            )
+        ),
+    ]
+    assert [line for line in told if line] == [
+        "rank 0 killed by SIGKILL",
+        "generation 2: 2 ranks (rank 0 died)",
+    ]

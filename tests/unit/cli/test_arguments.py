@@ -1,0 +1,116 @@
+"""The command line is read by one table; what is not in it is refused with the nearest that is."""
+
+import pytest
+
+from argosy.cli.app import find_verb, main
+from argosy.cli.arguments import parse, parse_bytes
+from argosy.cli.verbs import VERBS
+from argosy.errors import ConfigError
+
+
+def read(text):
+    verb, rest = find_verb(text.split())
+    return parse(verb, rest)
+
+
+def refusal(text):
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    return caught.value
+
+
+def test_options_may_stand_before_and_after_the_script():
+    arguments = read("run -n 4 train.py --name x --detach -- --steps 3")
+    assert arguments.words == ["train.py"]
+    assert arguments.options == {"ranks": 4, "name": "x", "detach": True}
+    assert arguments.rest == ["--steps", "3"]
+
+
+@pytest.mark.parametrize("text", ["run -n4 a.py", "run -n=4 a.py", "run -n 4 a.py"])
+def test_values_may_be_attached(text):
+    assert read(text).get("ranks") == 4
+
+
+def test_repeatable_options_keep_every_value():
+    assert read("run --env A=1 --env B=2=3 a.py").get("env") == ["A=1", "B=2=3"]
+
+
+def test_everything_after_the_dashes_is_the_programs():
+    arguments = read("run -- echo --name x -- y")
+    assert arguments.words == []
+    assert arguments.rest == ["echo", "--name", "x", "--", "y"]
+
+
+def test_an_unknown_option_after_the_script_names_the_dashes():
+    error = refusal("run train.py --learning-rate 3")
+    assert "--learning-rate after train.py" in error.what
+    assert "argosy run train.py -- --learning-rate" in error.fix
+
+
+def test_a_word_after_the_script_names_the_dashes():
+    assert "argosy run train.py -- data" in refusal("run train.py data").fix
+
+
+def test_a_misspelt_option_names_the_nearest():
+    assert "`--threads`" in refusal("run --thread 3 a.py").fix
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["run -n 0 a.py", "run -n -2 a.py", "run -n two a.py", "run --spares -1 a.py", "run --cpus 0 a.py",
+     "run --cpus nan a.py", "run --memory lots a.py", "run --memory 0 a.py", "run --priority high a.py",
+     "logs --tail x", "run -n", "run a.py --name", "run --detach=yes a.py"],
+)  # fmt: skip
+def test_wrong_values_are_refused(text):
+    assert refusal(text).fix
+
+
+@pytest.mark.parametrize("text", ["ps a b", "up now", "queue cancel", "ps -- x", "queue nonsense"])
+def test_wrong_words_are_refused(text):
+    assert refusal(text)
+
+
+def test_two_word_verbs_are_found_before_one_word_verbs():
+    assert find_verb(["queue", "add", "x.py"])[0].name == "queue add"
+    assert find_verb(["queue"])[0].name == "queue"
+
+
+def test_an_unknown_verb_names_the_nearest(capsys):
+    assert main(["stauts"]) == 64
+    assert "`argosy status`" in capsys.readouterr().err
+
+
+def test_a_script_typed_as_a_verb_names_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zzz.py").write_text("")
+    assert main(["zzz.py"]) == 64
+    assert "argosy run zzz.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512", 512), ("4G", 4 << 30), ("1.5k", 1536), ("2MiB", 2 << 20), ("1gb", 1 << 30)],
+)
+def test_sizes_are_read(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "verb", [v for v in VERBS if v.name not in ("doctor", "demo")], ids=lambda v: v.name
+)
+def test_every_verb_has_help_with_an_example(verb, capsys):
+    assert main([*verb.name.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"usage: argosy {verb.usage}" in text
+    assert f"argosy {verb.name.split()[0]}" in text.split("example", 1)[1]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda v: v.name)
+def test_every_example_of_the_help_is_valid(verb):
+    import shlex
+
+    for example in verb.examples:
+        words = shlex.split(example)[1:]
+        found, rest = find_verb(words)
+        if found.name not in ("doctor", "demo"):
+            parse(found, rest)

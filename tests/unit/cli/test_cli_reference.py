@@ -1,0 +1,33 @@
+"""docs/reference/cli.md is what --help says; the exit codes are those of the error classes."""
+
+from pathlib import Path
+
+import pytest
+
+from argosy import errors
+from argosy.cli.help import overview, reference
+from argosy.cli.verbs import VERBS
+
+DOCS = Path(__file__).parents[3] / "docs" / "reference"
+
+
+def test_the_reference_is_made_from_the_table():
+    text = (DOCS / "cli.md").read_text()
+    assert text == reference(), "run: python -m argosy.cli.help > docs/reference/cli.md"
+
+
+def test_the_overview_names_every_verb():
+    for verb in VERBS:
+        assert f"  {verb.name} " in overview()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.ArgosyError)],
+)
+def test_every_error_class_is_in_the_table_of_exit_codes(kind):
+    text = (DOCS / "exit-codes.md").read_text()
+    assert f"`{kind.__name__}`" in text
+    if kind is not errors.RunFailed:
+        row = next(line for line in text.splitlines() if f"`{kind.__name__}`" in line)
+        assert row.startswith(f"| {kind.exit_code} ")

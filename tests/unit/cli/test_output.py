@@ -1,0 +1,107 @@
+"""What a person sees of several processes, and the bytes of one."""
+
+import os
+
+import pytest
+
+from argosy.cli.output import LabelledOutput, RawOutput, choose_output
+from argosy.cli.paint import Paint, duration, render_table, size
+
+
+def view(**counts):
+    return {
+        "directory": "",
+        "roles": [
+            {"role": role, "count": count, "processes": []} for role, count in counts.items()
+        ],
+    }
+
+
+def line(rank, text, *, role="train", stream="out", at=1.0, partial=False):
+    return {
+        "at": at, "role": role, "index": rank, "rank": rank, "number": 0,
+        "stream": stream, "text": text, "partial": partial,
+    }  # fmt: skip
+
+
+def shown(capsys, output, lines):
+    for entry in lines:
+        output.line(entry)
+    output.finish()
+    return capsys.readouterr()
+
+
+def test_equal_lines_are_shown_once_with_a_rank_set(capsys):
+    output = LabelledOutput(view(train=4), is_live=False)
+    found = shown(capsys, output, [*(line(r, "hello") for r in range(4)), line(2, "odd")])
+    assert found.out == "[0-3] hello\n[2] odd\n"
+
+
+def test_stderr_stays_stderr(capsys):
+    found = shown(
+        capsys, LabelledOutput(view(train=2), is_live=False), [line(0, "x", stream="err")]
+    )
+    assert (found.out, found.err) == ("", "[0] x\n")
+
+
+def test_folding_can_be_turned_off(capsys):
+    output = LabelledOutput(view(train=2), is_live=False, should_fold=False)
+    assert shown(capsys, output, [line(0, "x"), line(1, "x")]).out == "[0] x\n[1] x\n"
+
+
+def test_roles_are_named_when_there_are_several(capsys):
+    output = LabelledOutput(view(train=2, web=1), is_live=False)
+    lines = [line(0, "x"), line(1, "x"), line(0, "up", role="web") | {"rank": None}]
+    assert shown(capsys, output, lines).out == "[train/0-1] x\n[web] up\n"
+
+
+def test_pieces_of_a_line_are_put_together(capsys):
+    output = LabelledOutput(view(train=2), is_live=False)
+    pieces = [line(0, "one ", partial=True), line(0, "two"), line(1, "cut", partial=True)]
+    assert shown(capsys, output, pieces).out == "[0] one two\n[1] cut\n"
+
+
+def test_a_single_process_is_shown_raw_and_each_byte_once(tmp_path, capfdbinary):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    output = choose_output({**view(main=1), "directory": str(tmp_path)})
+    assert isinstance(output, RawOutput)
+    out = logs / "main.0.0.out"
+    out.write_bytes(b"\xff\x00 50%\r")
+    output.line(line(0, "?", role="main"))
+    with out.open("ab") as file:
+        file.write(b"100%\r\n")
+    (logs / "main.0.0.err").write_bytes(b"warning")
+    output.line(line(0, "?", role="main"))
+    output.finish()
+    found = capfdbinary.readouterr()
+    assert (found.out, found.err) == (b"\xff\x00 50%\r100%\r\n", b"warning")
+
+
+def test_the_output_of_a_restarted_process_follows(tmp_path, capfdbinary):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    output = RawOutput(str(tmp_path))
+    for number in range(2):
+        output.note_file("main", 0, number)
+        (logs / f"main.0.{number}.out").write_bytes(b"start %d\n" % number)
+    output.finish()
+    assert capfdbinary.readouterr().out == b"start 0\nstart 1\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.42, "0.4s"), (12, "12s"), (200, "3m20s"), (7500, "2h05m"), (90000, "1d1h"), (-1, "0s")],
+)
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_sizes_have_units():
+    assert [size(n) for n in (10, 5 << 20, 3 << 30)] == ["10 B", "5 MiB", "3.0 GiB"]
+
+
+def test_a_table_is_plain_text_without_a_terminal():
+    with open(os.devnull, "w") as nowhere:
+        text = render_table(["A", "WHY"], [["1", "x" * 300], ["22", ""]], Paint(nowhere))
+    assert text.splitlines() == ["A   WHY", "1   " + "x" * 300, "22"]

@@ -1,0 +1,166 @@
+"""From typed words to a spec: what is wrong is refused before anything starts."""
+
+import pytest
+
+from argosy.cli.app import find_verb
+from argosy.cli.arguments import parse
+from argosy.cli.program import read_program, warm_parent
+from argosy.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    return tmp_path
+
+
+def program(*words):
+    verb, rest = find_verb(["run", *words])
+    return read_program(parse(verb, rest))
+
+
+def refusal(*words):
+    with pytest.raises(ConfigError) as caught:
+        program(*words)
+    return caught.value
+
+
+def test_a_script_alone_is_one_process_that_is_not_restarted():
+    spec = program("train.py", "--", "--steps", "3").spec
+    assert spec == {
+        "name": "train",
+        "roles": {"main": {"script": "train.py", "arguments": ["--steps", "3"]}},
+    }
+
+
+def test_ranks_make_a_gang_with_three_restarts_like_torchruns():
+    role = program("train.py", "-n", "4").spec["roles"]["train"]
+    assert (role["gang"], role["count"], role["restart"], role["budget"]["user"]) == (
+        True,
+        4,
+        "transient",
+        3,
+    )
+
+
+def test_no_restarts_means_none_of_any_kind():
+    role = program("train.py", "-n", "2", "--restart", "0").spec["roles"]["train"]
+    assert role["restart"] == "temporary"
+    assert set(role["budget"].values()) == {0}
+
+
+def test_every_spec_made_here_is_a_valid_one():
+    from argosy.config.checks import check_spec
+    from argosy.config.files import make_spec
+
+    for words in (
+        ["train.py"],
+        ["-n", "4", "--spares", "1", "--min", "2", "--threads", "1", "train.py"],
+        ["-m", "json.tool", "--no-warm"],
+        ["--tty", "--", "sh", "-c", "true"],
+        [
+            "train.py",
+            "--restart",
+            "2",
+            "--cpus",
+            "0.5",
+            "--memory",
+            "1G",
+            "--queued",
+            "--priority",
+            "-3",
+        ],
+    ):
+        check_spec(make_spec(program(*words).spec))
+
+
+def test_a_module_and_a_command_are_taken():
+    assert program("-m", "json.tool", "--", "-h").spec["roles"]["main"]["module"] == "json.tool"
+    assert program("--", "sh", "-c", "true").spec["roles"]["main"] == {
+        "command": ["sh", "-c", "true"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        (["tain.py"], "does not exist", "train.py"),
+        (["."], "is a directory", "-m"),
+        (["--", "no-such-program-here"], "no command 'no-such-program-here' on PATH", "full path"),
+        (["--", "./train.py"], "not executable", "chmod +x"),
+        (["--", "train.py"], "no command 'train.py' on PATH", "./train.py"),
+        (["-m", "no_such_module_here"], "no module 'no_such_module_here'", "environment"),
+        (["-m", "json", "train.py"], "both -m json and train.py", "-- train.py"),
+        ([], "nothing to run", "SCRIPT"),
+        (["train.py", "--spares", "1"], "for gangs", "-n"),
+        (["train.py", "-n", "2", "--min", "3"], "--min 3 is more than -n 2", "--min 2"),
+        (["train.py", "-n", "2", "--tty"], "one process", "-n 1"),
+        (["train.py", "--on", "slurm"], "--on slurm comes with a later release", "local"),
+        (["train.py", "--tied", "--detach"], "--tied contradicts", "leave one"),
+        (["train.py", "--env", "=3"], "is not K=V", "LEVEL=3"),
+        (["train.py", "--secret", "KEY=hunter2"], "must not stand on the command line", "KEY=@FILE"),
+        (["train.py", "--secret", "NO_SUCH_VARIABLE"], "no variable NO_SUCH_VARIABLE", "export"),
+        (["train.py", "--secret", "KEY=@absent"], "absent cannot be read", "path"),
+        (["--preload", "torch", "--", "sh"], "for Python scripts", "leave"),
+        (["absent.toml"], "does not exist", "path"),
+        (["train.py", "--set", "roles.main.cuont=3"], "`roles.main.cuont`", "`count`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_a_fix(words, what, fix):
+    error = refusal(*words)
+    assert what in error.what
+    assert fix in error.fix
+
+
+def test_a_secret_that_was_refused_is_not_shown():
+    error = refusal("train.py", "--secret", "KEY=hunter2")
+    assert "hunter2" not in error.what + error.fix
+
+
+def test_a_shell_script_is_pointed_to_the_command_form(folder):
+    (folder / "go").write_text("#!/bin/sh\necho\n")
+    assert "argosy run -- ./go" in refusal("go").fix
+
+
+def test_secrets_and_variables_never_enter_the_spec(folder, monkeypatch):
+    (folder / "key").write_text("hunter2\n")
+    monkeypatch.setenv("TOKEN", "hunter3")
+    made = program(
+        "train.py", "--secret", "KEY=@key", "--secret", "TOKEN", "--env", "LEVEL=hunter4"
+    )
+    assert made.secrets == {"KEY": "hunter2\n", "TOKEN": "hunter3"}
+    assert made.spec["roles"]["main"]["secrets"] == ["KEY", "TOKEN"]
+    assert made.env == {"LEVEL": "hunter4"}
+    assert "hunter" not in str(made.spec)
+
+
+def test_a_file_takes_run_options_and_refuses_role_options(folder):
+    (folder / "job.toml").write_text('[roles.a]\ncommand = ["sh"]\n')
+    made = program("job.toml", "--name", "other", "--set", "roles.a.count=3", "--service")
+    assert (made.spec["name"], made.spec["service"]) == ("other", True)
+    assert made.spec["roles"]["a"]["count"] == 3
+    error = refusal("job.toml", "-n", "3")
+    assert "-n is for scripts" in error.what
+
+
+def test_a_file_whose_secret_is_not_given_is_refused(folder):
+    (folder / "job.toml").write_text('[roles.a]\ncommand = ["sh"]\nsecrets = ["KEY"]\n')
+    assert "wants the secret KEY" in refusal("job.toml").what
+
+
+def test_a_file_with_a_missing_script_or_directory_is_refused(folder):
+    (folder / "job.toml").write_text('[roles.a]\nscript = "absent.py"\n')
+    assert "absent.py does not exist" in refusal("job.toml").what
+    (folder / "job.toml").write_text('[roles.a]\ncommand = ["sh"]\ncwd = "nowhere"\n')
+    assert "nowhere does not exist" in refusal("job.toml").what
+
+
+def test_the_warm_parent_of_a_script_is_known_before_the_cluster_is():
+    assert warm_parent(program("train.py").spec)["preload"] == ["torch", "torch.distributed"]
+    assert warm_parent(program("--preload", "json,re", "train.py").spec)["preload"] == [
+        "json",
+        "re",
+    ]
+    assert warm_parent(program("--no-warm", "train.py").spec) is None
+    assert warm_parent(program("--", "sh").spec) is None
