@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from argosy.control.views import RunView
 from argosy.protocol.facts import Event
 from argosy.telemetry.logs import Line
 
@@ -137,7 +138,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
     """A list of runs, newest first."""
 
-    runs: list[dict[str, Any]]
+    runs: list[RunView]
 
 
 class Hosts(msgspec.Struct, frozen=True, kw_only=True):

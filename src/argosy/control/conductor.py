@@ -47,7 +47,7 @@ class Conductor:
     ) -> None:
         self.cluster = cluster
         self.log = log
-        self.coordinator = Coordinator(runs_directory=cluster.runs)
+        self.coordinator = Coordinator(runs_directory=cluster.runs, seed=os.urandom(8).hex())
         self.tally = Tally()
         self.links = AgentLinks(self._received, self._left)
         self._began = time.monotonic()

@@ -117,19 +117,21 @@ class Controller:
         return LifeWatch(pid, lambda: self._keeper_died(keeper))
 
     def _keeper_died(self, keeper: dict[str, object]) -> None:
-        logger.warning("keeper %s (pid %s) has died", keeper.get("id"), keeper.get("pid"))
+        logger.warning("keeper %s (pid %s) has died", keeper.get("keeper"), keeper.get("pid"))
         self._succession = asyncio.create_task(self._see_to_successor(keeper))
 
     async def _see_to_successor(self, keeper: dict[str, object]) -> None:
         loop = asyncio.get_running_loop()
         deadline = time.monotonic() + _SUCCESSOR_SECONDS
-        while read_json(self._cluster.keeper_json) == keeper and time.monotonic() < deadline:
+        while self._is_kept_by(keeper) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        now = read_json(self._cluster.keeper_json)
-        if now == keeper:
+        if self._is_kept_by(keeper):
             logger.warning("nobody has replaced the keeper: doing it")
             await loop.run_in_executor(None, _replace_keeper, self._cluster)
         self._stopped.set()
+
+    def _is_kept_by(self, keeper: dict[str, object]) -> bool:
+        return read_json(self._cluster.keeper_json).get("keeper") == keeper.get("keeper")
 
 
 def _replace_keeper(cluster: Cluster) -> None:

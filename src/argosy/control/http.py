@@ -26,6 +26,7 @@ from argosy.control import api, openapi
 from argosy.control.conductor import Conductor
 from argosy.control.shutdown import Shutdown
 from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, follow_events, with_rank
+from argosy.control.views import RunView
 from argosy.errors import ArgosyError, ClusterError, ConfigError, NotFoundError, ProtocolError
 from argosy.protocol.facts import Note
 from argosy.telemetry.logs import LogReader
@@ -118,7 +119,7 @@ class HttpApi:
         """List runs."""
         query = _query(request, api.RunsQuery)
         runs = self._conductor.coordinator.runs_view(
-            all=bool(query.all), limit=query.limit, name=query.name
+            include_ended=bool(query.all), limit=query.limit, name=query.name
         )
         return _answer({"runs": runs})
 
@@ -316,7 +317,7 @@ ENDPOINTS = [
         ("GET", "/v1/status", "status", "The cluster at a glance", api.Status, {}),
         ("POST", "/v1/runs", "submit", "Submit runs", api.RunsAccepted, {"status": 201, "body": Submission}),
         ("GET", "/v1/runs", "runs", "List runs", api.Runs, {"query": api.RunsQuery}),
-        ("GET", "/v1/runs/{run}", "run", "One run", None, {}),
+        ("GET", "/v1/runs/{run}", "run", "One run", RunView, {}),
         ("POST", "/v1/runs/{run}/stop", "stop", "End a run or a part of it", api.Command, {"status": 202, "body": api.StopBody}),
         ("GET", "/v1/runs/{run}/stacks", "stacks", "Stacks of its processes", api.Stacks, {"query": api.StacksQuery}),
         ("GET", "/v1/runs/{run}/logs", "logs", "Lines of output", api.Lines, {"query": api.LogsQuery, "streams": True}),

@@ -1,0 +1,214 @@
+"""Errands: what the controller asks of an agent beside the desired state: blobs, stacks, exec, signals, statistics, the end.
+
+Each errand is done at most once and answered; it may be lost with the link, and then whoever asked is told. The roster is what the agent
+has seen pass by of attempts, pids and exec'd commands; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import signal
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from argosy.control.keeperlink import KeeperLink
+from argosy.control.launchenv import LaunchEnvironments
+from argosy.control.stacks import Target, take_stacks
+from argosy.errors import ArgosyError, ClusterError
+from argosy.protocol.messages import Answer, Ask, Launch
+from argosy.telemetry.rundir import exec_directory
+
+_MOST_EXECS = 256
+Data = dict[str, Any]
+
+
+class Roster:
+    """Attempts as the agent saw them: their launches, their pids, and exec'd commands with their ends."""
+
+    def __init__(self) -> None:
+        self.launches: dict[str, Launch] = {}
+        self.pids: dict[str, int] = {}
+        self._execs: OrderedDict[str, Data] = OrderedDict()
+
+    def listed(self, attempts: list[Data]) -> None:
+        """What a keeper holds."""
+        self.pids = {
+            str(entry["attempt"]): int(entry["pid"])
+            for entry in attempts
+            if entry.get("pid") and entry.get("state") != "exited"
+        }
+        for name in self.pids:
+            if is_exec(name):
+                self._execs.setdefault(name, {"running": True})
+
+    def seen(self, event: Data) -> None:
+        """An event of the keeper."""
+        attempt = str(event.get("attempt") or "")
+        kind = event.get("event")
+        if kind == "started":
+            self.pids[attempt] = int(event.get("pid") or 0)
+        elif kind == "exited":
+            self.pids.pop(attempt, None)
+            if is_exec(attempt):
+                self._end_exec(attempt, event)
+
+    def begin_exec(self, attempt: str) -> None:
+        """A command was ordered."""
+        self._execs[attempt] = {"running": True}
+        while len(self._execs) > _MOST_EXECS:
+            self._execs.popitem(last=False)
+
+    def exec_state(self, attempt: str) -> Data:
+        """How it is doing; empty when it is not known here."""
+        return self._execs.get(attempt, {})
+
+    def forget(self, attempt: str) -> None:
+        """The attempt is over for good."""
+        self.launches.pop(attempt, None)
+        self.pids.pop(attempt, None)
+
+    def _end_exec(self, attempt: str, event: Data) -> None:
+        self._execs[attempt] = {
+            "running": False,
+            "code": event.get("code"),
+            "signal": event.get("signal"),
+            "error": str(event.get("error") or ""),
+        }
+
+
+class Errands:
+    """Carries errands out, over the agent's link to its keeper."""
+
+    def __init__(
+        self,
+        link: Callable[[], KeeperLink],
+        roster: Roster,
+        environments: LaunchEnvironments,
+        statistics: Callable[[], Data],
+    ) -> None:
+        """`link` gives the present link, or raises ClusterError when there is none."""
+        self._link = link
+        self._roster = roster
+        self._environments = environments
+        self._statistics = statistics
+        self._verbs: dict[str, Callable[[Data], Awaitable[Data]]] = {
+            "put_blob": self._put_blob,
+            "get_blob": self._get_blob,
+            "stacks": self._stacks,
+            "exec": self._exec,
+            "exec_state": self._exec_state,
+            "signal": self._signal,
+            "statistics": self._count,
+            "shutdown": self._shutdown,
+        }
+
+    async def answer(self, ask: Ask) -> Answer:
+        """Do it, and say how it went."""
+        verb = self._verbs.get(ask.verb)
+        if verb is None:
+            return Answer(id=ask.id, ok=False, error=f"this agent does not know `{ask.verb}`")
+        try:
+            return Answer(id=ask.id, ok=True, data=await verb(ask.data))
+        except ArgosyError as error:
+            return Answer(id=ask.id, ok=False, error=error.what)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            return Answer(id=ask.id, ok=False, error=f"{ask.verb}: {type(error).__name__}: {error}")
+
+    async def _put_blob(self, data: Data) -> Data:
+        content = str(data["data"])
+        name = str(data.get("name") or hashlib.sha256(content.encode()).hexdigest())
+        self._environments.learn(name, content)
+        await self._link().ask({"type": "put_blob", "name": name, "data": content})
+        return {"name": name}
+
+    async def _get_blob(self, data: Data) -> Data:
+        reply = await self._link().ask({"type": "get_blob", "name": str(data["name"])})
+        return {"data": reply["data"]}
+
+    async def _stacks(self, data: Data) -> Data:
+        targets = []
+        for attempt in data["attempts"]:
+            pid = self._roster.pids.get(attempt)
+            if pid:
+                launch = self._roster.launches.get(attempt)
+                targets.append(Target(attempt, pid, launch.stderr if launch else ""))
+        return {"stacks": await take_stacks(targets)}
+
+    async def _exec(self, data: Data) -> Data:
+        target = str(data["attempt"])
+        launch = self._roster.launches.get(target)
+        if launch is None or not self._roster.pids.get(target):
+            raise ClusterError(f"{target} does not run on this host")
+        attempt = f"{target}.exec-{secrets.token_hex(4)}"
+        order = exec_order(launch, attempt, data)
+        batch = {
+            "run": launch.run,
+            "role": launch.role,
+            "generation": launch.generation,
+            "zygote": None,
+            "store": None,
+            "attempts": [order],
+        }
+        os.makedirs(os.path.dirname(order["stdout"]), mode=0o700, exist_ok=True)
+        self._roster.begin_exec(attempt)
+        await self._link().ask({"type": "spawn", "batch": batch}, timeout_seconds=30)
+        return {"attempt": attempt, "stdout": order["stdout"], "stderr": order["stderr"]}
+
+    async def _exec_state(self, data: Data) -> Data:
+        return self._roster.exec_state(str(data["attempt"]))
+
+    async def _signal(self, data: Data) -> Data:
+        number = signal.Signals[str(data["signal"])].name
+        frame = {"type": "signal", "attempt": str(data["attempt"]), "signal": number}
+        await self._link().ask(frame)
+        return {}
+
+    async def _count(self, data: Data) -> Data:
+        reply = await self._link().ask({"type": "statistics"})
+        keeper = {key: value for key, value in reply.items() if key not in ("type", "id", "ok")}
+        return {"agent": self._statistics(), "keeper": keeper}
+
+    async def _shutdown(self, data: Data) -> Data:
+        await self._link().ask({"type": "shutdown"}, timeout_seconds=30)
+        return {}
+
+
+def is_exec(attempt: str) -> bool:
+    """Whether an attempt's id is that of an exec'd command."""
+    return ".exec-" in attempt
+
+
+def exec_order(launch: Launch, attempt: str, data: Data) -> Data:
+    """The keeper's order for a command beside a process: its environment, directory, limits and containment."""
+    directory = exec_directory(os.path.dirname(os.path.dirname(launch.stdout)))
+    output = os.path.join(directory, attempt)
+    is_tty = bool(data.get("tty"))
+    return {
+        "attempt": attempt,
+        "run": launch.run,
+        "role": launch.role,
+        "index": launch.index,
+        "generation": launch.generation,
+        "token": secrets.token_hex(16),
+        "program": {"kind": "exec", "argv": [str(word) for word in data["argv"]]},
+        "python": launch.python,
+        "env_blob": launch.env_blob,
+        "env": {**launch.env, **{str(k): str(v) for k, v in (data.get("env") or {}).items()}},
+        "cwd": launch.cwd,
+        "umask": launch.umask,
+        "limits": launch.limits,
+        "affinity": launch.affinity,
+        "stdout": output + ".out",
+        "stderr": output + (".out" if is_tty else ".err"),
+        "tty": is_tty,
+        "error_file": "",
+        "threads": None,
+        "nice": launch.nice,
+        "memory_bytes": None,
+        "secret_blobs": {},
+        "parked": False,
+        "join": launch.attempt,
+    }
