@@ -21,6 +21,7 @@ import time
 from collections import deque
 from typing import Any
 
+from argosy.control import isa
 from argosy.control.errands import Errands, Roster, is_exec
 from argosy.control.home import Cluster
 from argosy.control.hostside import HostOutputs, HostSide
@@ -83,6 +84,8 @@ class Agent:
         """Work until told to end; the exit code."""
         self._loop.add_signal_handler(signal.SIGTERM, self._asked_to_end)
         self._loop.add_signal_handler(signal.SIGINT, self._asked_to_end)
+        # Asked for once, beside everything else, so that no launch has to wait for the answer.
+        self._loop.run_in_executor(None, isa.cap)
         self._begin(self._keep_keeper())
         self._begin(self._keep_controller())
         await self._stopped.wait()
@@ -324,7 +327,7 @@ def replace_keeper(cluster: Cluster, held: Held) -> None:
     sweep_dead_keeper(cluster.directory, cluster.runtime)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        start_keeper(cluster.directory, cluster.runtime, inherit=theirs.fileno())
+        start_keeper(cluster.directory, cluster.runtime, inherit_fd=theirs.fileno())
         theirs.close()
         count = held.hand_over(ours)
     logger.info("a new keeper was started and given %d descriptors", count)
