@@ -5,8 +5,9 @@ Importing this package is cheap and never imports torch: public names are loaded
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+TYPE_CHECKING = False  # typing itself costs more than the rest of this import
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -15,9 +16,11 @@ _PUBLIC = {
     "Gang": ("argosy.worker.gang", "Gang"),
     "RunSpec": ("argosy.config.spec", "RunSpec"),
     "RoleSpec": ("argosy.config.spec", "RoleSpec"),
+    "RunHandle": ("argosy.control.submission", "RunHandle"),
+    "submit": ("argosy.control.submission", "submit"),
 }
 
-__all__ = ["Gang", "RoleSpec", "RunSpec", "__version__", "join"]
+__all__ = ["Gang", "RoleSpec", "RunHandle", "RunSpec", "__version__", "join", "submit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +28,6 @@ def __getattr__(name: str) -> Any:
         module, attribute = _PUBLIC[name]
     except KeyError:
         raise AttributeError(f"module 'argosy' has no attribute {name!r}") from None
+    import importlib
+
     return getattr(importlib.import_module(module), attribute)

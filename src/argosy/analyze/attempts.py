@@ -6,11 +6,14 @@ The common ground of causes.py and story.py. Pure: events are the plain objects 
 from __future__ import annotations
 
 import signal
-from typing import Any
 
 from argosy.analyze.ranksets import format_ranks
 
-EventObject = dict[str, Any]
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
+
+    EventObject = dict[str, Any]
 
 
 class Attempt:

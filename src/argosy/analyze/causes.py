@@ -7,9 +7,12 @@ are ranked by what they are: signal or lack of memory, exception outside a colle
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from argosy.analyze.attempts import Attempt, EventObject, describe_exit, name_all, read_attempts
+from argosy.analyze.attempts import Attempt, describe_exit, name_all, read_attempts
+
+if TYPE_CHECKING:
+    from argosy.analyze.attempts import EventObject
 
 TOGETHER_SECONDS = 2.0
 """Exits of one generation within this time are one incident whose order is not evidence."""

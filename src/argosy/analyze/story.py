@@ -7,10 +7,15 @@ the events it has been told, and never asks anybody.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from argosy.analyze.attempts import Attempts, EventObject, describe_exit, is_success
+from argosy.analyze.attempts import Attempts, describe_exit, is_success
 from argosy.analyze.ranksets import format_ranks
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
+
+    from argosy.analyze.attempts import EventObject
 
 
 class Story:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from argosy.cli.arguments import parse
 from argosy.cli.verbs import VERBS, Verb
 from argosy.errors import ArgosyError, ConfigError
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
 
 INTERRUPTED = 130
 _FOREIGN = ("doctor", "demo")

@@ -6,10 +6,12 @@ unknown option is refused with the nearest one, and nothing is guessed. It never
 
 from __future__ import annotations
 
-from typing import Any
-
 from argosy.cli.verbs import Option, Verb
 from argosy.errors import ConfigError
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
 
 _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

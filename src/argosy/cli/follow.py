@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 from argosy.analyze.story import Story
 from argosy.cli.output import Output
@@ -18,6 +17,10 @@ from argosy.cli.paint import Paint
 from argosy.cli.progress import Progress
 from argosy.errors import ClusterError
 from argosy.protocol.httpclient import Client, EventStream, ServerEvent
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
 
 RECONNECT_SECONDS = 20.0
 DETACHED = 130

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
 
 from argosy.analyze.folding import FoldedLine, Folder, Member
 from argosy.analyze.ranksets import format_ranks
 from argosy.cli.paint import RANK_COLOURS, Paint, clock
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
 
 _COPY_BYTES = 256 << 10
 

@@ -6,7 +6,10 @@ Used by all verbs that print. Own few lines because importing a library for it w
 from __future__ import annotations
 
 import os
-from typing import TextIO
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _CODES = {
     "bold": "1",

@@ -7,11 +7,14 @@ here, before anything is started. msgspec is imported only for a SPEC.toml or --
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from argosy.cli.arguments import Arguments
 from argosy.control.programs import check_command, check_programs, check_script
 from argosy.errors import ConfigError
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
 
 GANG_RESTARTS = 3
 _ROLE_OPTIONS = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 from argosy.cli.arguments import Arguments
 from argosy.cli.program import Program, read_program, warm_parent
@@ -16,6 +15,10 @@ from argosy.cli.progress import Progress
 from argosy.control.home import open_cluster
 from argosy.control.submission import RunHandle, describe_shell, is_text, send
 from argosy.protocol.httpclient import Client
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def run(arguments: Arguments) -> int:

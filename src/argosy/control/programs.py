@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from argosy.errors import ConfigError
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def check_programs(spec: dict[str, Any], cwd: str, environ: Mapping[str, str]) -> None:

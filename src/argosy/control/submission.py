@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from argosy import __version__
 from argosy.control.home import Cluster, open_cluster
@@ -21,8 +20,10 @@ from argosy.control.programs import check_programs
 from argosy.errors import ClusterError, RunFailed
 from argosy.protocol.httpclient import Client, unreachable
 
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
     from argosy.config.spec import RunSpec
 

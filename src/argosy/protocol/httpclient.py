@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import select
 import socket
-from typing import Any
 
 from argosy.errors import ArgosyError, ClusterError, ConfigError, NotFoundError, ProtocolError
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
 
 MOST_HEADER_BYTES = 64 << 10
 MOST_BODY_BYTES = 256 << 20
