@@ -1,0 +1,148 @@
+"""Who lives on this machine: /proc, read once, and which of them belong to a mark or a session.
+
+Used by the `scan` containment and by sweeps after a keeper's death. It only reports; signals are sent by pidfd, and only
+to a process whose start time is still the one that was seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MARK_BYTES = 120
+_ENVIRON_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One process at one moment."""
+
+    pid: int
+    parent: int
+    session: int
+    start: int
+    state: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Not a zombie and not being torn down."""
+        return self.state not in "ZXx"
+
+
+def cluster_key(directory: str) -> str:
+    """Short name of a cluster directory: in marks and cgroup names."""
+    return hashlib.sha256(os.path.realpath(directory).encode()).hexdigest()[:12]
+
+
+def make_mark(cluster: str, keeper: str, attempt: str) -> str:
+    """The value of ARGOSY_MARK: always the same length, so that a forked process can overwrite it in place."""
+    mark = f"{cluster}.{keeper}.{attempt}"
+    if len(mark) > MARK_BYTES - 1 or not mark.isascii():
+        mark = f"{cluster}.{keeper}.{hashlib.sha256(attempt.encode()).hexdigest()}"
+    return (mark + ".").ljust(MARK_BYTES, ".")
+
+
+def look_at(pid: int) -> Seen | None:
+    """One process, or None when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # The command's name may hold spaces and parentheses; the fields begin after the last one.
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    return Seen(
+        pid=pid,
+        state=chr(fields[0][0]),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start=int(fields[19]),
+    )
+
+
+def look_at_all() -> dict[int, Seen]:
+    """Every process of this pid namespace."""
+    seen = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            process = look_at(int(name))
+            if process is not None:
+                seen[process.pid] = process
+    return seen
+
+
+def is_same_alive(pid: int, start: int) -> bool:
+    """The process seen earlier is still there and no zombie."""
+    now = look_at(pid)
+    return now is not None and now.start == start and now.is_alive
+
+
+def mark_of(pid: int) -> str:
+    """The process's ARGOSY_MARK, or nothing when it has none or may not be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = file.read(_ENVIRON_BYTES)
+    except OSError:
+        return ""
+    for entry in environ.split(b"\0"):
+        if entry.startswith(b"ARGOSY_MARK="):
+            return entry[len(b"ARGOSY_MARK=") :].decode("ascii", "replace")
+    return ""
+
+
+def with_descendants(roots: Iterable[int], everybody: dict[int, Seen]) -> set[int]:
+    """The roots and all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for process in everybody.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting.extend(children.get(pid, ()))
+    return found
+
+
+def ancestors(pid: int, everybody: dict[int, Seen]) -> set[int]:
+    """The process and those it descends from."""
+    found: set[int] = set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        process = everybody.get(pid)
+        pid = process.parent if process is not None else 0
+    return found
+
+
+def kill_seen(process: Seen) -> bool:
+    """SIGKILL to exactly the process that was seen; False when it is gone or may not be killed."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        # With the pidfd held the number cannot be reused, so the start time decides.
+        if not is_same_alive(process.pid, process.start):
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def describe(pid: int) -> str:
+    """`PID (command line)` for people; arguments only, never the environment."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        words = ""
+    return f"{pid} ({words or '?'})"

@@ -1,0 +1,133 @@
+"""Numbered events for the agent: kept until acknowledged, sent again to every new agent.
+
+`exited` events are also records on disk. What workers say is bounded per attempt: when the agent does not acknowledge,
+the oldest of that attempt's `link` events give way. Called by everything that has something to report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from argosy.control.keeper.loop import log
+from argosy.control.keeper.records import Records
+
+_MOST_LINKS_PER_ATTEMPT = 256
+_MOST_NOTES = 2000
+MOST_ERROR_BYTES = 16 << 10
+
+
+class Outbox:
+    """The events of one keeper id, in order."""
+
+    def __init__(self, keeper: str, records: Records) -> None:
+        self.keeper = keeper
+        self.records = records
+        self.number = 0
+        self.send: Callable[[dict[str, Any]], None] | None = None
+        """Set while an agent is connected."""
+        self._waiting: dict[int, dict[str, Any]] = {}
+        self._links: dict[str, deque[int]] = {}
+        self._notes: deque[int] = deque()
+        self._is_disk_failing = False
+
+    def emit(self, event: dict[str, Any]) -> int:
+        """Number it, keep it, send it if somebody listens."""
+        self.number += 1
+        number = self.number
+        kind = event["event"]
+        self._waiting[number] = event
+        if kind == "exited":
+            self._record(number, event)
+        elif kind == "link":
+            self._bound(self._links.setdefault(event["attempt"], deque()), _MOST_LINKS_PER_ATTEMPT)
+            self._links[event["attempt"]].append(number)
+        elif kind == "note":
+            self._bound(self._notes, _MOST_NOTES)
+            self._notes.append(number)
+        if self.send is not None:
+            self.send({"type": "event", "number": number, "event": event})
+        return number
+
+    def note(self, text: str, *, run: str = "", attempt: str = "", level: str = "warning") -> None:
+        """Something a person should know; also in the keeper's log."""
+        log(f"{level}: {text}" + (f" [{attempt}]" if attempt else ""))
+        self.emit(
+            {
+                "event": "note",
+                "run": run,
+                "attempt": attempt,
+                "level": level,
+                "text": text,
+                "at": time.time(),
+            }
+        )
+
+    def acknowledge(self, through: int) -> list[str]:
+        """Forget what is durable elsewhere; the attempts whose exit was among it."""
+        ended = []
+        for number in [number for number in self._waiting if number <= through]:
+            event = self._waiting.pop(number)
+            if event["event"] == "exited":
+                self.records.remove_exit(self.keeper, number)
+                was = event.get("was")
+                if was:
+                    self.records.remove_exit(was[0], was[1])
+                ended.append(event["attempt"])
+                self._links.pop(event["attempt"], None)
+        return ended
+
+    def adopt(self, keeper: str, number: int, event: dict[str, Any]) -> None:
+        """Report an exit that a dead keeper recorded and nobody acknowledged."""
+        event = {**event, "event": "exited", "was": event.get("was") or [keeper, number]}
+        self.emit(event)
+        if event["was"] != [keeper, number] or keeper != self.keeper:
+            self.records.remove_exit(keeper, number)
+
+    def resend(self) -> None:
+        """Send everything unacknowledged to the agent that has just come."""
+        if self.send is None:
+            return
+        for number, event in list(self._waiting.items()):
+            self.send({"type": "event", "number": number, "event": event})
+
+    def to_state(self) -> dict[str, Any]:
+        """For a successor program of the same keeper id."""
+        return {"number": self.number, "waiting": list(self._waiting.items())}
+
+    def take_state(self, state: dict[str, Any]) -> None:
+        """Go on with the predecessor's numbers."""
+        self.number = state["number"]
+        for number, event in state["waiting"]:
+            self._waiting[number] = event
+            if event["event"] == "link":
+                self._links.setdefault(event["attempt"], deque()).append(number)
+            elif event["event"] == "note":
+                self._notes.append(number)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts for people."""
+        return {"events": self.number, "unacknowledged": len(self._waiting)}
+
+    def _bound(self, numbers: deque[int], most: int) -> None:
+        while numbers and numbers[0] not in self._waiting:
+            numbers.popleft()
+        while len(numbers) >= most:
+            self._waiting.pop(numbers.popleft(), None)
+
+    def _record(self, number: int, event: dict[str, Any]) -> None:
+        if self.records.write_exit(self.keeper, number, event):
+            self._is_disk_failing = False
+        elif not self._is_disk_failing:
+            self._is_disk_failing = True
+            self.note(f"an exit record could not be written ({self.records.last_error})")
+
+
+def bounded_text(text: str, most_bytes: int = MOST_ERROR_BYTES) -> str:
+    """The end of the text, where a traceback says what happened."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= most_bytes:
+        return text
+    return "[…]\n" + data[-(most_bytes - 8) :].decode("utf-8", "ignore")
