@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 RECONNECT_SECONDS = 20.0
 DETACHED = 130
+HOLD_SECONDS = 0.3
+"""A death is told after this time, unless the run ends with it."""
 
 
 class Interrupts:
@@ -56,11 +58,16 @@ class Interrupts:
 class Follower:
     """One run in the foreground."""
 
-    def __init__(self, client: Client, view: dict[str, Any], output: Output) -> None:
+    def __init__(
+        self, client: Client, view: dict[str, Any], output: Output, *, imports: str = ""
+    ) -> None:
         self._client = client
         self._run: str = view["run"]
         self._output = output
+        self._imports = imports
         self._story = Story()
+        self._held: list[str] = []
+        self._held_until = 0.0
         self._progress = Progress()
         self._paint = Paint(sys.stderr)
         self._interrupts = Interrupts()
@@ -116,6 +123,8 @@ class Follower:
             if readable:
                 self._interrupted(self._interrupts.take())
             self._output.flush(time.time())
+            if self._held and time.time() >= self._held_until:
+                self._say_held()
             if not events:
                 self._look()
                 self._progress.show()
@@ -124,6 +133,8 @@ class Follower:
         """How long the stream may be silent before something of ours is due."""
         due = self._output.deadline()
         patience = 0.25 if not self._is_settled else 3600.0
+        if self._held:
+            patience = min(patience, HOLD_SECONDS)
         return patience if due is None else max(0.0, min(patience, due - time.time()))
 
     def _take(self, event: ServerEvent) -> None:
@@ -135,6 +146,8 @@ class Follower:
         elif event.kind == "fact":
             self._fact(event.json())
         elif event.kind == "end":
+            # The end tells the cause and its collateral better than the deaths one by one.
+            self._held.clear()
             self._end = event.json()
 
     def _line(self, line: dict[str, Any]) -> None:
@@ -159,7 +172,16 @@ class Follower:
         elif fact["kind"] in ("attempt.exited", "gang.formed"):
             self._is_settled = False
             self._look_at = time.monotonic() + 1.0
-        if headline:
+        if headline and fact["kind"] == "attempt.exited":
+            self._held.append(headline)
+            self._held_until = time.time() + HOLD_SECONDS
+        elif headline:
+            self._say_held()
+            self._say(headline)
+
+    def _say_held(self) -> None:
+        held, self._held = self._held, []
+        for headline in held:
             self._say(headline)
 
     def _look(self) -> None:
@@ -171,7 +193,7 @@ class Follower:
             view = self._client.get(f"/v1/runs/{self._run}")
         except (OSError, ClusterError):
             return
-        self._progress.begin(describe_wait(view))
+        self._progress.begin(describe_wait(view, self._imports))
 
     def _interrupted(self, count: int) -> None:
         for _ in range(count):
@@ -200,8 +222,8 @@ class Follower:
         sys.stderr.flush()
 
 
-def describe_wait(view: dict[str, Any]) -> str:
-    """What a run that does nothing visible is waiting for; nothing when it runs."""
+def describe_wait(view: dict[str, Any], imports: str = "") -> str:
+    """What a run that does nothing visible is waiting for; nothing when it runs. `imports`: what a warm parent imports."""
     if view["state"] == "stopping":
         left = sum(
             1
@@ -215,7 +237,7 @@ def describe_wait(view: dict[str, Any]) -> str:
     for role in view["roles"]:
         for process in role["processes"]:
             if process["state"] in ("waiting", "planned", "starting"):
-                return str(
-                    process.get("waiting") or f"starting {process['role']}/{process['index']}"
-                )
+                warming = f"importing {imports} in a warm parent" if imports else ""
+                name = f"starting {process['role']}/{process['index']}"
+                return str(process.get("waiting") or warming or name)
     return "waiting in the queue" if view["state"] == "queued" else ""

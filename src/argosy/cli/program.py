@@ -70,19 +70,6 @@ def read_program(arguments: Arguments) -> Program:
     return Program(spec, env, secrets)
 
 
-def warm_parent(spec: dict[str, Any]) -> dict[str, Any] | None:
-    """The zygote that this run will want first, so that a new cluster begins to import while it starts."""
-    import sys
-
-    for role in spec["roles"].values():
-        if (role.get("script") or role.get("module")) and role.get("warm", True):
-            return {
-                "python": role.get("python") or sys.executable,
-                "preload": role.get("preload", ["torch", "torch.distributed"]),
-            }
-    return None
-
-
 def _role(arguments: Arguments, script: str) -> dict[str, Any]:
     role = _what_to_start(arguments, script)
     ranks = arguments.get("ranks")

@@ -10,7 +10,7 @@ import json
 import sys
 
 from argosy.cli.arguments import Arguments
-from argosy.cli.program import Program, read_program, warm_parent
+from argosy.cli.program import Program, read_program
 from argosy.cli.progress import Progress
 from argosy.control.home import open_cluster
 from argosy.control.submission import RunHandle, describe_shell, is_text, send
@@ -39,7 +39,7 @@ def submit_program(program: Program) -> tuple[list[RunHandle], Client]:
         submission["secrets"] = program.secrets
     _warn_of_lost_variables(submission["env"])
     with Progress().during("starting the cluster"):
-        handles = send(cluster, submission, warm=warm_parent(program.spec))
+        handles = send(cluster, submission)
     return handles, Client(cluster.http_socket)
 
 
@@ -62,7 +62,8 @@ def follow(handle: RunHandle, client: Client, spec: dict[str, Any], arguments: A
     from argosy.cli.output import choose_output
 
     view = handle.view()
-    end = Follower(client, view, choose_output(view)).follow(tied=bool(spec.get("tied")))
+    follower = Follower(client, view, choose_output(view), imports=_imports(spec))
+    end = follower.follow(tied=bool(spec.get("tied")))
     if end is None:
         return DETACHED
     if arguments.get("json"):
@@ -80,6 +81,15 @@ def report_end(view: dict[str, Any], client: Client) -> int:
     sys.stdout.flush()
     sys.stderr.write(explain_failure(client, view))
     return code or 1
+
+
+def _imports(spec: dict[str, Any]) -> str:
+    """What the run's warm parents import; nothing when it has none."""
+    names: list[str] = []
+    for role in spec["roles"].values():
+        if (role.get("script") or role.get("module")) and role.get("warm", True):
+            names += role.get("preload", ["torch", "torch.distributed"])
+    return ", ".join(dict.fromkeys(names))
 
 
 def _warn_of_lost_variables(sent: dict[str, str]) -> None:

@@ -115,15 +115,13 @@ def submit(
     return handle
 
 
-def send(
-    cluster: Cluster, submission: dict[str, Any], *, warm: dict[str, Any] | None = None
-) -> list[RunHandle]:
+def send(cluster: Cluster, submission: dict[str, Any]) -> list[RunHandle]:
     """Hand a submission to the controller, bringing the cluster up first if it does not answer."""
     client = Client(cluster.http_socket, timeout_seconds=UP_SECONDS)
     try:
         answer = client.post("/v1/runs", submission)
     except (FileNotFoundError, ConnectionRefusedError):
-        bring_up(cluster, warm=warm)
+        bring_up(cluster, warm=warm_parent(submission))
         answer = reach(client, lambda: client.post("/v1/runs", submission))
     except OSError as error:
         raise unreachable(error, cluster.http_socket)
@@ -189,6 +187,23 @@ def reach(client: Client, ask: Callable[[], Any]) -> Any:
         return ask()
     except OSError as error:
         raise unreachable(error, client.path)
+
+
+def warm_parent(submission: dict[str, Any]) -> dict[str, Any] | None:
+    """The zygote that this run will want first, so that a new cluster begins to import while it starts."""
+    from argosy.control import isa
+    from argosy.control.loadtime import load_time, own_load_time
+
+    for role in submission["spec"]["roles"].values():
+        if (role.get("script") or role.get("module")) and role.get("warm", True):
+            own = role.get("env", {})
+            added = isa.environment({**submission["env"], **own})
+            return {
+                "python": role.get("python") or submission["python"],
+                "preload": role.get("preload", ["torch", "torch.distributed"]),
+                "env": {**load_time(submission["env"]), **own_load_time({**added, **own})},
+            }
+    return None
 
 
 def describe_shell(spec: dict[str, Any], *, env: Mapping[str, str] | None = None) -> dict[str, Any]:

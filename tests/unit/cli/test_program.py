@@ -4,7 +4,8 @@ import pytest
 
 from argosy.cli.app import find_verb
 from argosy.cli.arguments import parse
-from argosy.cli.program import read_program, warm_parent
+from argosy.cli.program import read_program
+from argosy.control.submission import describe_shell, warm_parent
 from argosy.errors import ConfigError
 
 
@@ -156,11 +157,17 @@ def test_a_file_with_a_missing_script_or_directory_is_refused(folder):
     assert "nowhere does not exist" in refusal("job.toml").what
 
 
-def test_the_warm_parent_of_a_script_is_known_before_the_cluster_is():
-    assert warm_parent(program("train.py").spec)["preload"] == ["torch", "torch.distributed"]
-    assert warm_parent(program("--preload", "json,re", "train.py").spec)["preload"] == [
-        "json",
-        "re",
-    ]
-    assert warm_parent(program("--no-warm", "train.py").spec) is None
-    assert warm_parent(program("--", "sh").spec) is None
+def warmed(*words):
+    return warm_parent(describe_shell(program(*words).spec))
+
+
+def test_the_warm_parent_of_a_script_is_known_before_the_cluster_is(monkeypatch):
+    monkeypatch.setenv("OMP_PROC_BIND", "false")
+    monkeypatch.setenv("UNRELATED", "x")
+    found = warmed("train.py")
+    assert found["preload"] == ["torch", "torch.distributed"]
+    assert found["env"]["OMP_PROC_BIND"] == "false"
+    assert "UNRELATED" not in found["env"]
+    assert warmed("--preload", "json,re", "train.py")["preload"] == ["json", "re"]
+    assert warmed("--no-warm", "train.py") is None
+    assert warmed("--", "sh") is None
