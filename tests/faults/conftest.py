@@ -85,7 +85,7 @@ class Cluster:
 
     def detach(self, *arguments):
         """Start a run detached; its id."""
-        return self.json("run", "--detach", *arguments)["runs"][0]["run"]
+        return self.argosy("run", "--detach", *arguments).stdout.strip()
 
     def leftovers(self):
         """Processes that still carry this home in their environment or arguments."""
