@@ -97,15 +97,20 @@ class Process:
 class FakeKeeper:
     """Starts a zygote and forks through it; every process it got is ended by `close`."""
 
+    _num_open = 0
+    _num_made = 0
+
     def __init__(self, directory, preload=(), env=None, cwd="/"):
         self.directory = Path(directory)
         self.processes = []
         self._next = 0
-        self._others = _children()
         self._base_env = dict(os.environ if env is None else env)
+        FakeKeeper._num_open += 1
+        FakeKeeper._num_made += 1
+        self._prefix = f"k{FakeKeeper._num_made}-"
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.socket, theirs = socket.socketpair()
-        zygote_env = {**self._base_env, "ARGOSY_MARK": "-" * MARK_ROOM}
+        zygote_env = {**self._base_env, "ARGOSY_MARK": self._prefix.ljust(MARK_ROOM, "-")}
         self.zygote = subprocess.Popen(
             [sys.executable, "-m", "argosy.control.zygote", "--socket", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -125,6 +130,7 @@ class FakeKeeper:
         items, descriptors, made, ours = [], [], [], []
         for number, attempt in enumerate(attempts):
             process = Process(self.directory, f"{self._next}-{number}")
+            process.mark = f"{self._prefix}{process.name}"
             read_end, process.gate = os.pipe()
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             streams = attempt.pop("streams", None)
@@ -148,7 +154,7 @@ class FakeKeeper:
                 "oom_score_adj": None,
                 "tty": False,
                 "error_file": str(process.error_file),
-                "mark": f"mark-{process.name}",
+                "mark": process.mark,
                 "helper": None,
                 "secret_names": list(secrets),
                 **attempt,
@@ -194,6 +200,7 @@ class FakeKeeper:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
                 process.wait()
+        self._end_layers()
         self.socket.close()
         try:
             self.zygote.wait(20)
@@ -203,13 +210,35 @@ class FakeKeeper:
             raise
         finally:
             leftovers = self._sweep()
-            _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            FakeKeeper._num_open -= 1
+            _libc.prctl(PR_SET_CHILD_SUBREAPER, int(FakeKeeper._num_open > 0), 0, 0, 0)
         assert not leftovers, f"left behind: {leftovers}"
+
+    def _end_layers(self):
+        """Kill second layers that were announced and not taken: they may still be importing."""
+        while select.select([self.socket], [], [], 0)[0]:
+            received = receive_frame(self.socket)
+            if received is None:
+                return
+            if received[0]["type"] == "layer":
+                os.kill(received[0]["pid"], signal.SIGKILL)
+            for descriptor in received[1]:
+                os.close(descriptor)
+
+    def _own_children(self):
+        """Children that carry a mark of this keeper, or are zombies and need only be reaped."""
+        own = set()
+        for pid in _children():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                environ = Path(f"/proc/{pid}/environ").read_bytes()
+                if not environ or f"ARGOSY_MARK={self._prefix}".encode() in environ:
+                    own.add(pid)
+        return own
 
     def _sweep(self):
         """Reap children that were adopted; return those that are still alive after a moment, killed."""
         deadline = time.monotonic() + 5
-        while (pids := _children() - self._others) and time.monotonic() < deadline:
+        while (pids := self._own_children()) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)

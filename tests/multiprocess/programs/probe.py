@@ -67,7 +67,7 @@ def signals():
         handler = signal.getsignal(number)
         handlers[int(number)] = getattr(handler, "__name__", repr(handler))
     with open("/proc/self/status") as file:
-        status = dict(line.rstrip().split(":\t") for line in file if ":\t" in line)
+        status = dict(line.rstrip("\n").split(":\t") for line in file if ":\t" in line)
     return {
         "handlers": handlers,
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),

@@ -7,6 +7,7 @@ runs user code and never waits for a rank.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from argosy.control.zygote import kernel
@@ -69,8 +71,6 @@ class _Parent:
             if assignment is not None:
                 return assignment
             self._last_asked = time.monotonic()
-            # Every fork leaves huge pages split where the two processes have written since.
-            self._is_tidy = False
 
     def _use_idle_time(self) -> None:
         """Do what makes later forks faster, as long as the keeper asks nothing."""
@@ -85,6 +85,8 @@ class _Parent:
     def _answer(self, message: dict[str, Any], descriptors: list[int]) -> Assignment | None:
         kind = message.get("type")
         if kind == "fork":
+            # Every fork leaves huge pages split where the two processes have written since.
+            self._is_tidy = False
             return self._fork(message, descriptors)
         if kind == "preload":
             modules = [str(module) for module in message.get("modules", [])]
@@ -94,23 +96,25 @@ class _Parent:
         sys.exit(f"zygote: the keeper sent a frame of unknown type {kind!r}")
 
     def _load(self, modules: list[str], layer: int) -> None:
+        """Import and say so. A second layer does it in the time that others leave, and is tidy when it says ready."""
+        is_patient = layer > 1
         try:
-            seconds = self._preloads.load(modules)
+            with _leaving_time_to_others() if is_patient else contextlib.nullcontext():
+                seconds = self._preloads.load(modules)
+                self._libraries = Libraries.find()
+                keep_finalizers_at_home()
+                # Frozen objects are not visited by the collector, so a child does not copy their pages.
+                gc.freeze()
+                if is_patient:
+                    kernel.collapse_memory()
         except PreloadError as error:
             self._channel.send({"type": "failed", "module": error.module, "error": error.error})
             sys.exit(f"zygote: cannot preload {error}")
-        self._libraries = Libraries.find()
-        keep_finalizers_at_home()
-        # Frozen objects are not visited by the collector, so a child does not copy their pages.
-        gc.freeze()
         self._layer = layer
+        self._is_tidy = is_patient
+        threads = kernel.count_tasks()
         self._channel.send(
-            {
-                "type": "ready",
-                "layer": layer,
-                "seconds": round(seconds, 3),
-                "threads": kernel.count_tasks(),
-            }
+            {"type": "ready", "layer": layer, "seconds": round(seconds, 3), "threads": threads}
         )
 
     def _fork(self, message: dict[str, Any], descriptors: list[int]) -> Assignment | None:
@@ -213,11 +217,18 @@ class _Parent:
             os._exit(1)
         self._channel.close()
         self._channel = Channel(sock)
-        policy = os.SCHED_IDLE if os.geteuid() == 0 else os.SCHED_BATCH
-        # Ranks of the first run are computing by now: this import takes only the time they leave.
-        os.sched_setscheduler(0, policy, os.sched_param(0))
         self._load(list(SECOND_LAYER), 2)
-        kernel.collapse_memory()
+
+
+@contextlib.contextmanager
+def _leaving_time_to_others() -> Iterator[None]:
+    """Ranks of a first run may be computing by now: run only when they do not."""
+    # An unprivileged process could not come back from SCHED_IDLE.
+    policy = os.SCHED_IDLE if os.geteuid() == 0 else os.SCHED_BATCH
+    os.sched_setscheduler(0, policy, os.sched_param(0))
+    try:
+        yield
+    finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
