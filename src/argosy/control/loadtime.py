@@ -14,8 +14,9 @@ _PREFIXES = (
 )  # fmt: skip
 _NAMES = frozenset(("LANG", "LANGUAGE"))
 _PER_PROCESS_PREFIXES = ("TORCHELASTIC_",)
-_PER_PROCESS_NAMES = frozenset(("OMP_NUM_THREADS",))
-"""Of a launch's own variables: set by a call in the forked process, so one parent serves every thread count."""
+_PER_PROCESS_NAMES = frozenset(("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"))
+"""Of a launch's own variables: set by a call in the forked process, or read only when a process group is made, so one parent
+serves every thread count, gangs and single processes alike."""
 
 
 def load_time(environment: Mapping[str, str]) -> dict[str, str]:
