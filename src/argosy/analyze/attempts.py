@@ -156,6 +156,24 @@ def describe_exit(exit_fact: dict[str, Any]) -> str:
     return "could not be started"
 
 
+def error_lines(exit_fact: dict[str, Any]) -> list[str]:
+    """The error that a process left, as lines; an error file in torch's JSON form gives its call stack."""
+    text = str(exit_fact.get("error") or "").strip()
+    if not text.startswith("{"):
+        return text.splitlines()
+    import json
+
+    try:
+        message = json.loads(text).get("message", text)
+    except (ValueError, AttributeError):
+        return text.splitlines()
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        message = stack or message.get("message", text)
+    return str(message).strip().splitlines()
+
+
 def name_all(attempts: list[Attempt]) -> str:
     """Several processes in one breath: `ranks 0-2`, `web/0 and web/1`."""
     ranks = [attempt.rank for attempt in attempts if attempt.rank is not None]

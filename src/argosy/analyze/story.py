@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from argosy.analyze.attempts import Attempts, describe_exit, is_success
+from argosy.analyze.attempts import Attempts, describe_exit, error_lines, is_success
 from argosy.analyze.ranksets import format_ranks
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
@@ -23,13 +23,11 @@ class Story:
 
     def __init__(self) -> None:
         self._attempts = Attempts()
-        self._names: dict[str, str] = {}
+        self._has_told_death = False
 
     def tell(self, event: EventObject) -> str:
         """The whole sentence of an event."""
         fact = event["fact"]
-        if fact["kind"] == "run.submitted":
-            self._names[fact["run"]] = fact.get("name", "")
         attempt = self._attempts.apply(event)
         who = attempt.name if attempt else fact.get("attempt", "")
         if attempt and attempt.rank is not None:
@@ -43,7 +41,8 @@ class Story:
         attempt = self._attempts.apply(event)
         kind = fact["kind"]
         if kind == "gang.formed":
-            return _formed_headline(fact)
+            has_told, self._has_told_death = self._has_told_death, False
+            return _formed_headline(fact, with_reason=not has_told)
         if kind == "attempt.started":
             if fact.get("note"):
                 who = attempt.name if attempt else "a process"
@@ -52,7 +51,10 @@ class Story:
                 return f"{attempt.name} restarted (start {attempt.number + 1}, pid {attempt.pid})"
             return ""
         if kind == "attempt.exited" and attempt:
-            return "" if attempt.was_told_to_stop or is_success(fact) else self._exit_headline(fact)
+            if attempt.was_told_to_stop or is_success(fact):
+                return ""
+            self._has_told_death = True
+            return f"{attempt.name} {describe_exit(fact)}"
         if kind == "attempt.released" and attempt:
             return f"a spare takes the place of rank {fact.get('rank')}"
         if kind == "run.ports_refused":
@@ -61,17 +63,13 @@ class Story:
             return str(fact["text"])
         return ""
 
-    def _exit_headline(self, fact: dict[str, Any]) -> str:
-        attempt = self._attempts.by_id[fact["attempt"]]
-        return f"{attempt.name} {describe_exit(fact)}"
 
-
-def _formed_headline(fact: dict[str, Any]) -> str:
+def _formed_headline(fact: dict[str, Any], *, with_reason: bool) -> str:
     count = len(fact["members"])
     ranks = f"{count} rank{'s' if count != 1 else ''}"
     if fact["generation"] <= 1:
         return f"starting {ranks}, generation {fact['generation']}"
-    reason = f" ({fact['reason']})" if fact.get("reason") else ""
+    reason = f" ({fact['reason']})" if fact.get("reason") and with_reason else ""
     return f"generation {fact['generation']}: {ranks}{reason}"
 
 
@@ -111,7 +109,7 @@ def _stopping(fact: dict[str, Any], who: str) -> str:
 def _exited(fact: dict[str, Any], who: str) -> str:
     swept = fact.get("swept", 0)
     extra = f"; {swept} descendant{'s' if swept != 1 else ''} killed with it" if swept else ""
-    error = str(fact.get("error", "")).strip().splitlines()
+    error = error_lines(fact)
     last = f": {error[-1]}" if error else ""
     return f"{who} {describe_exit(fact)}{last}{extra}"
 

@@ -122,6 +122,8 @@ class LabelledOutput:
         sys.stdout.flush()
 
     def _take(self, at: float, member: Member, stream: str, text: str) -> None:
+        # torch begins the lines of a traceback with the rank, which the label says already.
+        text = text.removeprefix(f"[rank{member[1]}]: ").removeprefix(f"[rank{member[1]}]:")
         if self._folder:
             now = time.time() if self._is_live else at
             self._show(self._folder.add(at, member, stream, text, now=now))

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from argosy.analyze.attempts import Attempt, describe_exit
+from argosy.analyze.attempts import Attempt, describe_exit, error_lines
 from argosy.analyze.causes import Incident, final_incident, find_incidents
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect
@@ -110,7 +110,7 @@ def _headline(view: dict[str, Any], final: Incident | None, incidents: list[Inci
 def _evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[str]:
     """Traceback or exec error, else the last lines of its log; and the file."""
     path, tail = log_tail(view["directory"], cause)
-    error = str((cause.exit or {}).get("error", "")).strip().splitlines()
+    error = error_lines(cause.exit or {})
     shown = error if error and not set(error) <= set(tail) else tail
     lines = [f"    {paint('|', 'dim')} {line}" for line in shown[-EVIDENCE_LINES:]]
     if error and shown is error and tail:

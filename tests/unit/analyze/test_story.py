@@ -91,5 +91,18 @@ def test_a_watcher_is_told_of_a_death_and_of_the_new_generation_but_not_of_the_s
     ]
     assert [line for line in told if line] == [
         "rank 0 killed by SIGKILL",
-        "generation 2: 2 ranks (rank 0 died)",
+        "generation 2: 2 ranks",
     ]
+
+
+def test_a_new_generation_without_a_death_tells_its_reason():
+    formed = facts.GenerationFormed(
+        run="r", role="train", generation=2, members=[0, 1], reason="a host joined"
+    )
+    assert Story().headline(as_event(formed)) == "generation 2: 2 ranks (a host joined)"
+
+
+def test_an_error_file_in_torchs_form_gives_the_last_line_of_its_stack():
+    error = '{"message": {"message": "E: x", "extraInfo": {"py_callstack": "Traceback\\n  f\\nE: x\\n"}}}'
+    exited = facts.AttemptExited(attempt="a", run="r", code=1, error=error)
+    assert Story().tell(as_event(exited)) == "a exited with code 1: E: x"

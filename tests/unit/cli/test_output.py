@@ -49,6 +49,13 @@ def test_folding_can_be_turned_off(capsys):
     assert shown(capsys, output, [line(0, "x"), line(1, "x")]).out == "[0] x\n[1] x\n"
 
 
+def test_the_rank_that_torch_puts_before_a_traceback_is_not_said_twice(capsys):
+    lines = [line(r, f"[rank{r}]: RuntimeError: x", stream="err") for r in range(2)]
+    assert shown(capsys, LabelledOutput(view(train=2), is_live=False), lines).err == (
+        "[0-1] RuntimeError: x\n"
+    )
+
+
 def test_roles_are_named_when_there_are_several(capsys):
     output = LabelledOutput(view(train=2, web=1), is_live=False)
     lines = [line(0, "x"), line(1, "x"), line(0, "up", role="web") | {"rank": None}]
