@@ -117,7 +117,7 @@ class Agent:
 
     async def _keep_keeper(self) -> None:
         pause = _FIRST_PAUSE
-        while True:
+        while not self._is_succeeding:
             try:
                 link = await KeeperLink.connect(self._cluster.keeper_socket, self._held)
             except (ClusterError, ProtocolError) as error:
