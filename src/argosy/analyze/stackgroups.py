@@ -10,6 +10,8 @@ from typing import Any
 
 from argosy.analyze.ranksets import format_ranks
 
+_BOOTSTRAP = ("argosy/control/zygote/", "<frozen runpy>")
+"""Frames below the user's program in a process that was forked warm: the same in all, and nobody's business."""
 _LIBRARY = ("/site-packages/", "/lib/python3", "<frozen ")
 
 
@@ -51,7 +53,7 @@ def group_stacks(stacks: list[dict[str, Any]]) -> list[StackGroup]:
     groups: dict[tuple[Any, ...], StackGroup] = {}
     for stack in stacks:
         error = str(stack.get("error") or "")
-        frames = main_thread(stack).get("frames", [])
+        frames = without_bootstrap(main_thread(stack).get("frames", []))
         signature: tuple[Any, ...] = tuple((f["function"], f["file"], f["line"]) for f in frames)
         if not frames:
             signature = ("", error)
@@ -70,6 +72,14 @@ def main_thread(stack: dict[str, Any]) -> dict[str, Any]:
         if thread.get("owns_gil"):
             return thread
     return threads[0] if threads else {}
+
+
+def without_bootstrap(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Frames, innermost first, without those that started the program."""
+    end = len(frames)
+    while end and any(part in frames[end - 1]["file"] for part in _BOOTSTRAP):
+        end -= 1
+    return frames[:end] or frames
 
 
 def is_library(file: str) -> bool:

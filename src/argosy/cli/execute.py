@@ -44,6 +44,8 @@ def execute(arguments: Arguments) -> int:
             break
         # The API has no stream for commands beside a run; they are short.
         time.sleep(0.02)
+    if state.get("error"):
+        sys.stderr.write(f"argosy: {arguments.rest[0]} could not be started: {state['error']}\n")
     if state.get("signal") is not None:
         return 128 + int(state["signal"])
     return int(state["code"] if state.get("code") is not None else 127)

@@ -42,7 +42,7 @@ class Progress:
             return
         if self._is_terminal:
             self._shown = self._text
-            _write(f"\r\033[Kargosy: {self._text} … {duration(int(elapsed))}")
+            _write(f"\r\033[Kargosy: {self._text} … {_seconds(elapsed)}")
         elif self._shown != self._text:
             self._shown = self._text
             _write(f"argosy: {self._text} …\n")
@@ -70,6 +70,10 @@ class Progress:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
             self.end()
+
+
+def _seconds(elapsed: float) -> str:
+    return f"{int(elapsed)}s" if elapsed < 60 else duration(elapsed)
 
 
 def _write(text: str) -> None:

@@ -7,7 +7,13 @@ import sys
 from typing import Any
 from urllib.parse import urlencode
 
-from argosy.analyze.stackgroups import StackGroup, group_stacks, is_library, main_thread
+from argosy.analyze.stackgroups import (
+    StackGroup,
+    group_stacks,
+    is_library,
+    main_thread,
+    without_bootstrap,
+)
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import connect
 from argosy.cli.paint import Paint
@@ -80,7 +86,7 @@ def _threads(member: dict[str, Any], paint: Paint) -> list[str]:
         lines.append(
             f"  thread {thread.get('name') or '?'}{' (' + ', '.join(marks) + ')' if marks else ''}"
         )
-        lines += [_frame(frame, paint) for frame in thread.get("frames", [])]
+        lines += [_frame(frame, paint) for frame in without_bootstrap(thread.get("frames", []))]
     return lines
 
 

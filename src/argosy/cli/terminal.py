@@ -30,6 +30,9 @@ _COPY_BYTES = 64 << 10
 def converse(keeper_socket: str, attempt: str, log: str, *, show_from: int = 0) -> bool:
     """Connect until the process ends (True) or the person presses Ctrl-] (False). `show_from`: offset in the log."""
     connection = _attach(keeper_socket, attempt)
+    if os.isatty(0):
+        sys.stderr.write("argosy: attached; Ctrl-] detaches\n")
+        sys.stderr.flush()
     position = _copy(log, show_from)
     is_detached = False
     try:
@@ -149,8 +152,6 @@ def _raw_terminal() -> Iterator[int]:
     saved = termios.tcgetattr(0) if os.isatty(0) else None
     try:
         if saved is not None:
-            sys.stderr.write("argosy: attached; Ctrl-] detaches\r\n")
-            sys.stderr.flush()
             _make_raw()
         yield read_end
     finally:

@@ -135,8 +135,17 @@ def log_tail(directory: str, attempt: Attempt) -> tuple[str, list[str]]:
             continue
         fallback = fallback or path
         if text.strip():
-            return path, text.splitlines()[-EVIDENCE_LINES:]
+            return path, readable_lines(text)[-EVIDENCE_LINES:]
     return fallback, []
+
+
+def readable_lines(text: str) -> list[str]:
+    """Lines as a terminal would show them in the end: overwritten parts and control sequences left out."""
+    import re
+
+    plain = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])", "", text)
+    lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in plain.split("\n")]
+    return ["".join(c for c in line if c == "\t" or c.isprintable()) for line in lines if line]
 
 
 def _as_json(

@@ -61,3 +61,9 @@ def test_other_threads_do_not_tell_ranks_apart():
 def test_processes_outside_a_gang_are_named_by_role_and_index():
     lone = stack(0, *LOADING) | {"rank": None, "role": "web"}
     assert group_stacks([lone])[0].label == "[web/0]"
+
+
+def test_the_frames_that_started_a_forked_program_are_left_out():
+    zygote = ("run", "/x/argosy/control/zygote/program.py", 43)
+    (group,) = group_stacks([stack(0, *WAITING, zygote, ("_run_code", "<frozen runpy>", 88))])
+    assert [frame["function"] for frame in group.frames] == ["all_reduce", "step"]
