@@ -106,7 +106,7 @@ class Agent(Peer):
         self.welcome = self.hello("agent")
         assert self.welcome["type"] == "welcome", self.welcome
 
-    def request(self, kind, **fields):
+    def request(self, kind, /, **fields):
         number = next(self.ids)
         self.send({"type": kind, "id": number, **fields})
         while True:
@@ -122,7 +122,7 @@ class Agent(Peer):
         else:
             self.others.append(message)
 
-    def wait_event(self, kind, **fields):
+    def wait_event(self, kind, /, **fields):
         """The first event (past or to come) of this kind with these fields."""
         seen = 0
         while True:
@@ -134,7 +134,7 @@ class Agent(Peer):
             assert message is not None, "the keeper hung up"
             self.take(message)
 
-    def wait_other(self, kind, **fields):
+    def wait_other(self, kind, /, **fields):
         """The first frame that is neither event nor reply."""
         while True:
             for message in self.others:
