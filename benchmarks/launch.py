@@ -24,6 +24,7 @@ from benchmarks.measure import (
     rounded,
     say,
     scratch,
+    settle,
     spread,
     wait_until,
 )
@@ -109,6 +110,7 @@ def interleave(
         for name, side in sides.items():
             if name in notes:
                 continue
+            settle()
             try:
                 times[name].append(side())
                 say(f"round {number + 1}/{rounds}: {name} {times[name][-1]:.3f} s")
@@ -152,6 +154,7 @@ def our_launch(cluster: Cluster) -> float:
 
 def our_cold_launch(cluster: Cluster) -> float:
     cluster.down()
+    settle()
     return our_launch(cluster)
 
 

@@ -78,6 +78,23 @@ def wait_until(
         time.sleep(every)
 
 
+def settle(*, idle_share: float = 0.8, timeout_seconds: float = 10.0) -> None:
+    """Wait until the machine is mostly idle: what one side does after its round must not burden the next side's."""
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        idle, total = _cpu_ticks()
+        time.sleep(0.5)
+        idle_now, total_now = _cpu_ticks()
+        if idle_now - idle >= idle_share * (total_now - total):
+            return
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """(idle, all) ticks of all CPUs since boot."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return fields[3] + fields[4], sum(fields)
+
+
 def ranks_done(directory: Path, count: int, *, timeout_seconds: float = 120.0) -> int:
     """Wait for the files of first_allreduce.py, check every rank's sum, return when the last one was done (ns)."""
     names = [directory / f"rank{rank}.json" for rank in range(count)]
