@@ -44,7 +44,7 @@ def rows_of(view: dict[str, Any], target: Target | None, now: float) -> list[lis
             name,
             f"{process['role']}/{process['index']}",
             "-" if process.get("rank") is None else str(process["rank"]),
-            state_of(process),
+            state_of(process, view),
             str(process.get("pid") or "-"),
             str(process.get("number", 0) + 1) if process.get("attempt") else "-",
             str(process.get("restarts", 0)),
@@ -61,9 +61,10 @@ def rows_of(view: dict[str, Any], target: Target | None, now: float) -> list[lis
     return rows
 
 
-def state_of(process: dict[str, Any]) -> str:
-    """The state; of a process that has failed, that."""
-    if process["state"] == "exited" and (process.get("signal") or process.get("code")):
+def state_of(process: dict[str, Any], view: dict[str, Any]) -> str:
+    """The state; of a process that has failed, that. What was stopped with its run did not fail."""
+    has_failed = process.get("signal") or process.get("code")
+    if process["state"] == "exited" and has_failed and view.get("outcome") in (None, "", "failed"):
         return "failed"
     return str(process["state"])
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any
 
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import connect
-from argosy.cli.paint import Paint, duration, render_table, size
+from argosy.cli.paint import Paint, render_table, size
 from argosy.cli.program import read_program
 from argosy.cli.run import print_handles, submit_program
 from argosy.errors import NotFoundError
 
-HEADERS = ["RUN", "NAME", "PRIORITY", "SHARE", "CPUS", "MEMORY", "WAITS", "WHY"]
+HEADERS = ["RUN", "NAME", "PRIORITY", "SHARE", "CPUS", "MEMORY", "AHEAD"]
 
 
 def show(arguments: Arguments) -> int:
@@ -27,8 +26,7 @@ def show(arguments: Arguments) -> int:
     if not entries:
         print("the queue is empty")
         return 0
-    now = time.time()
-    rows = [_row(entry, now) for entry in entries]
+    rows = [_row(entry) for entry in entries]
     sys.stdout.write(render_table(HEADERS, rows, Paint(sys.stdout)))
     return 0
 
@@ -66,9 +64,8 @@ def _entries(answer: Any) -> list[dict[str, Any]]:
     return entries
 
 
-def _row(entry: dict[str, Any], now: float) -> list[str]:
+def _row(entry: dict[str, Any]) -> list[str]:
     memory = entry.get("memory_bytes") or 0
-    submitted = entry.get("submitted_at")
     return [
         str(entry["run"]),
         str(entry.get("name") or "-"),
@@ -76,6 +73,5 @@ def _row(entry: dict[str, Any], now: float) -> list[str]:
         str(entry.get("share") or "-"),
         f"{entry.get('cpus') or 0:g}",
         size(memory) if memory else "-",
-        duration(now - submitted) if submitted else "-",
-        str(entry.get("waiting") or entry.get("why") or ""),
+        str(entry.get("ahead", "-")),
     ]

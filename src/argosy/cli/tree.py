@@ -64,7 +64,9 @@ def _process_node(
     pid = f" pid {process['pid']}" if process.get("pid") else ""
     why = why_of(process, view)
     old = age(process, view, time.time())
-    title = f"{rank} {_state(state_of(process), paint)}{pid}, {old}{f': {why}' if why else ''}"
+    title = (
+        f"{rank} {_state(state_of(process, view), paint)}{pid}, {old}{f': {why}' if why else ''}"
+    )
     is_alive = process.get("pid") and process["state"] != "exited"
     inner = _child_nodes(process["pid"], children) if is_alive else []
     return title, inner
