@@ -19,7 +19,7 @@ from argosy.control import views
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
 from argosy.control.launching import want_of
-from argosy.control.observing import facts_of
+from argosy.control.observing import facts_of, note_of
 from argosy.control.placement import Placement
 from argosy.control.queue import Queue
 from argosy.control.supervisor import Supervisor
@@ -38,7 +38,6 @@ from argosy.protocol.facts import (
     HostJoined,
     HostLost,
     Note,
-    PortsReserved,
     RunAdmitted,
     RunEnded,
     RunSubmitted,
@@ -84,6 +83,10 @@ class Coordinator:
         self.counts = {"queued": 0, "running": 0, "ended": 0}
         self._cursors: dict[str, int] = {}
         self._dirty: dict[str, None] = {}
+        self._touched: dict[str, None] = {}
+        """Hosts whose wants may have changed."""
+        self._unconfirmed: dict[str, None] = {}
+        """Hosts that were sent wants they have not confirmed."""
         self._is_queue_dirty = True
         self._deadlines: list[tuple[float, str]] = []
         self._has_resumed = True
@@ -184,15 +187,17 @@ class Coordinator:
         while self._deadlines and self._deadlines[0][0] <= now:
             _at, run = heappop(self._deadlines)
             self._dirty[run] = None
-        for state in self.hosts.values():
-            at = state.resend_at
+        for host in self._unconfirmed:
+            at = self.hosts[host].resend_at
             if at is not None and at <= now:
-                state.sent = state.confirmed
+                self.hosts[host].sent = self.hosts[host].confirmed
+                self._touched[host] = None
         return self._settle(now)
 
     def deadline(self) -> float | None:
         """When `tick` is next due."""
-        times = [at for state in self.hosts.values() if (at := state.resend_at) is not None]
+        hosts = self.hosts
+        times = [at for host in self._unconfirmed if (at := hosts[host].resend_at) is not None]
         if self._deadlines:
             times.append(self._deadlines[0][0])
         if self._dirty or not self._has_resumed:
@@ -229,9 +234,7 @@ class Coordinator:
         self._release_leftovers(now, state, hello)
         welcome = Welcome(version=PROTOCOL_VERSION, acknowledged=self._cursors.get(hello.keeper, 0))
         self._outputs.messages.append((host, welcome))
-        if state.version == 0:
-            return
-        self._send_wants(now, state)
+        self._touched[host] = None
 
     def _lose_old(self, now: float, state: HostWants) -> None:
         """What an earlier keeper of the host had is gone."""
@@ -269,6 +272,7 @@ class Coordinator:
             f"{state.host} still held {len(attempts)} processes and {len(runs)} runs that are over"
         )
         self._emit(now, Note(text=text))
+        self._touched[state.host] = None
         for name in attempts:
             state.touch_attempt(name, self.seq)
             state.finish(name, self.seq)
@@ -289,6 +293,8 @@ class Coordinator:
             cursor = observed.number
             supervisor = self.runs.get(observed.run or run_of(observed.attempt))
             if supervisor is None:
+                if observed.kind == "note":
+                    self._emit(now, note_of(observed), (source, observed.number))
                 continue
             for fact in facts_of(supervisor, host, source, observed, now):
                 self._emit(now, fact, (source, observed.number))
@@ -299,11 +305,14 @@ class Coordinator:
             self._outputs.messages.append((host, Acknowledge(keeper=source, number=cursor)))
         if source == state.keeper or source not in state.past_keepers:
             state.confirm(report.wants_version)
+            if state.confirmed >= state.version:
+                self._unconfirmed.pop(host, None)
 
     def _end_again(self, state: HostWants, name: str) -> None:
         """An attempt that has ended for the log turned up alive: the host is told to end it."""
         attempt = self.runs[run_of(name)].attempts.get(name)
         if attempt is not None and not attempt.is_alive:
+            self._touched[state.host] = None
             state.touch_attempt(name, self.seq)
             state.finish(name, self.seq)
 
@@ -334,6 +343,7 @@ class Coordinator:
         self._outputs.messages.append((state.host, message))
         state.sent = state.version
         state.sent_at = now
+        self._unconfirmed[state.host] = None
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -377,6 +387,7 @@ class Coordinator:
         if isinstance(fact, HostLost):
             return
         state = self.hosts.setdefault(fact.host, HostWants(fact.host))
+        self._touched[fact.host] = None
         if state.keeper and state.keeper != fact.keeper:
             state.past_keepers.add(state.keeper)
         state.keeper, state.pid = fact.keeper, fact.pid
@@ -418,6 +429,7 @@ class Coordinator:
     def _effect_attempt(self, event: Event, supervisor: Supervisor, fact: Any) -> None:
         attempt = supervisor.attempts[fact.attempt]
         self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
+        self._touched[attempt.host] = None
         if not attempt.is_alive:
             self.hosts[attempt.host].finish(attempt.id, event.seq)
 
@@ -425,6 +437,7 @@ class Coordinator:
         for attempt in supervisor.roles[fact.role].alive():
             if not attempt.parked:
                 self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
+                self._touched[attempt.host] = None
 
     def _effect_admitted(self, event: Event, supervisor: Supervisor, fact: RunAdmitted) -> None:
         self.queue.admit(fact.run, fact.hosts)
@@ -433,6 +446,7 @@ class Coordinator:
         for host in supervisor.hosts():
             if supervisor.wanted_ports(host):
                 self.hosts[host].touch_run(fact.run, event.seq)
+                self._touched[host] = None
 
     def _effect_ended(self, event: Event, supervisor: Supervisor, fact: RunEnded) -> None:
         self.counts["ended"] += 1
@@ -446,6 +460,7 @@ class Coordinator:
         for host in supervisor.hosts():
             self.hosts[host].touch_run(fact.run, event.seq)
             self.hosts[host].finish(fact.run, event.seq)
+            self._touched[host] = None
 
     def _settle(self, now: float) -> Outputs:
         """Decide until nothing follows any more, then tell the hosts."""
@@ -464,9 +479,10 @@ class Coordinator:
                 break
         else:
             raise InvariantError(f"the decisions of {MOST_ROUNDS} rounds never settled")
-        for state in self.hosts.values():
-            if state.is_behind:
-                self._send_wants(now, state)
+        for host in self._touched:
+            if self.hosts[host].is_behind:
+                self._send_wants(now, self.hosts[host])
+        self._touched.clear()
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
 

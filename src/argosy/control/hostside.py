@@ -24,7 +24,7 @@ from argosy.control.batches import (
     store_key,
 )
 from argosy.control.identity import is_attempt, run_of
-from argosy.control.outbox import Outbox
+from argosy.control.outbox import RESEND_SECONDS, Outbox
 from argosy.protocol.messages import (
     PROTOCOL_VERSION,
     Acknowledge,
@@ -96,9 +96,10 @@ class HostSide:
         self._keeper_pid = 0
         self._version = 0
         self._is_report_due = False
+        self._greeted_at: float | None = None
+        """When hello was said last, while no welcome has come."""
         self._attempts: dict[str, _Local] = {}
         self._runs: dict[str, _Holding] = {}
-        self._ended_runs: set[str] = set()
         self._stores: dict[Key, dict[str, Any] | None] = {}
         """None: asked for."""
         self._outboxes: dict[str, Outbox] = {}
@@ -186,10 +187,12 @@ class HostSide:
     def controller_disconnected(self, now: float) -> None:
         """The link is gone; everything goes on."""
         self.is_connected = False
+        self._greeted_at = None
 
     def receive(self, now: float, message: Welcome | Wants | Acknowledge) -> HostOutputs:
         """Take what the controller said."""
         if isinstance(message, Welcome):
+            self._greeted_at = None
             self._acknowledged(self.keeper, message.acknowledged)
         elif isinstance(message, Acknowledge):
             self._acknowledged(message.keeper, message.number)
@@ -214,6 +217,8 @@ class HostSide:
             self._touched[name] = None
         for name in list(self._watched):
             self._watch(now, self._attempts[name])
+        if self._greeted_at is not None and self._greeted_at + RESEND_SECONDS <= now:
+            self._greet(now)
         return self._finish(now)
 
     def deadline(self) -> float | None:
@@ -224,11 +229,14 @@ class HostSide:
             times += [
                 at for outbox in self._outboxes.values() if (at := outbox.due_at()) is not None
             ]
+            if self._greeted_at is not None:
+                times.append(self._greeted_at + RESEND_SECONDS)
         return min(times, default=None)
 
     # --- the controller's side ----------------------------------------------------------------------------------
 
     def _greet(self, now: float) -> None:
+        self._greeted_at = now
         for outbox in self._outboxes.values():
             outbox.rewind()
             if outbox.source not in (self.keeper, self._own) and len(outbox):
@@ -236,8 +244,7 @@ class HostSide:
                     now, outbox
                 )  # how a dead keeper's processes ended, before they count as lost
         alive = [name for name, local in self._attempts.items() if local.state]
-        runs = {run_of(name) for name in alive} | set(self._runs) | self._ended_runs
-        self._ended_runs.clear()
+        runs = {run_of(name) for name in alive} | set(self._runs)
         self._out.to_controller.append(
             Hello(
                 version=PROTOCOL_VERSION,
@@ -307,7 +314,7 @@ class HostSide:
 
     def _observe(self, now: float, number: int, event: dict[str, Any]) -> Observed | None:
         """What an event of the keeper tells the controller; None: nothing."""
-        kind = event.get("kind") or event.get("type") or event.get("event")
+        kind = event.get("event")
         attempt = str(event.get("attempt") or "")
         run = str(event.get("run") or "")
         if kind == "note":

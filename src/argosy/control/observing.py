@@ -34,9 +34,9 @@ def facts_of(
     if observed.kind in ("ports", "ports_refused"):
         return _ports(supervisor, host, source, observed)
     if observed.kind == "note":
-        return [_note(supervisor, observed)]
+        return [note_of(observed)]
     attempt = supervisor.attempts.get(observed.attempt)
-    if attempt is None or supervisor.ended is not None and not attempt.is_alive:
+    if attempt is None or (supervisor.ended is not None and not attempt.is_alive):
         return _unwanted(supervisor, observed) if observed.kind == "started" else []
     if "@" not in source and source != attempt.keeper:
         return []
@@ -112,10 +112,11 @@ def _ports(supervisor: Supervisor, host: str, source: str, observed: Observed) -
     return [PortsReserved(run=supervisor.run, host=host, ports=ports)]
 
 
-def _note(supervisor: Supervisor, observed: Observed) -> Note:
+def note_of(observed: Observed) -> Note:
+    """A host's note."""
     level = observed.data.get("level")
     return Note(
-        run=supervisor.run,
+        run=observed.run,
         attempt=observed.attempt,
         level=level if level in ("info", "warning", "error") else "info",
         text=str(observed.data.get("text") or ""),

@@ -529,9 +529,9 @@ class Supervisor:
             is_due = attempt.end == "failed" or (
                 attempt.end == "well" and role.policy == "permanent"
             )
-            if role.spec.gang and attempt.generation != role.generation:
-                is_due = False
-            elif not role.spec.gang and is_due and self._why_given_up(role, process, attempt):
+            if (role.spec.gang and attempt.generation != role.generation) or (
+                not role.spec.gang and is_due and self._why_given_up(role, process, attempt)
+            ):
                 is_due = False
             if is_due and (newest is None or attempt.exit_seq > newest.exit_seq):
                 newest = attempt
