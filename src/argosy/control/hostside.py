@@ -490,13 +490,15 @@ class HostSide:
 
     def _hang_at(self, local: _Local) -> float | None:
         launch = local.launch
-        if launch is None or not launch.hang_seconds or local.step_at is None or local.is_hung:
+        if launch is None or not launch.hang_seconds or local.step_at is None:
+            return None
+        if local.is_hung or local.told or local.state != "running":
             return None
         return local.step_at + launch.hang_seconds
 
     def _watch(self, now: float, local: _Local) -> None:
         at = self._hang_at(local)
-        if at is not None and at <= now and local.state == "running" and not local.told:
+        if at is not None and at <= now:
             local.is_hung = True
             seconds = now - (local.step_at or now)
             self._tell(

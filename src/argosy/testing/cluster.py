@@ -126,7 +126,8 @@ class SimulatedHost:
         if cluster.coordinator is None or self.name in cluster.network.cut:
             epoch = self._agent_epoch
             cluster.clock.call_later(
-                cluster.draw(0.1, 0.3), lambda: self.connect() if epoch == self._agent_epoch else None
+                cluster.draw(0.1, 0.3),
+                lambda: self.connect() if epoch == self._agent_epoch else None,
             )
             return
         self.is_linked = True
@@ -164,9 +165,7 @@ class SimulatedHost:
             clock.call_later(LOCAL_SECONDS, deliver)
         if self.is_linked:
             for message in outputs.to_controller:
-                cluster.network.send(
-                    self.name, message, lambda m: cluster.from_host(self.name, m)
-                )
+                cluster.network.send(self.name, message, lambda m: cluster.from_host(self.name, m))
         for attempt, _probe, _launch in outputs.probes:
             clock.call_later(cluster.draw(0.05, 0.5), lambda a=attempt: self._probe(a, epoch))  # type: ignore[misc]
         self._set_timer()
@@ -424,7 +423,13 @@ class SimulatedCluster:
 
 
 def _state(supervisor: Any) -> Any:
-    return (supervisor.roles, supervisor.attempts, supervisor.ports, supervisor.stop, supervisor.ended)
+    return (
+        supervisor.roles,
+        supervisor.attempts,
+        supervisor.ports,
+        supervisor.stop,
+        supervisor.ended,
+    )
 
 
 def simulate(

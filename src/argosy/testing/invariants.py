@@ -80,7 +80,9 @@ class Invariants:
         """A process takes a rank in a generation."""
         key = (process.run, process.role, process.generation)
         members = self._members.get(key)
-        self._check(members is not None, f"{process.attempt} is in a generation that is not durable")
+        self._check(
+            members is not None, f"{process.attempt} is in a generation that is not durable"
+        )
         assert members is not None
         assert process.rank is not None
         self._check(
