@@ -217,7 +217,10 @@ class FakeKeeper:
     def _end_layers(self):
         """Kill second layers that were announced and not taken: they may still be importing."""
         while select.select([self.socket], [], [], 0)[0]:
-            received = receive_frame(self.socket)
+            try:
+                received = receive_frame(self.socket)
+            except ConnectionError:
+                return
             if received is None:
                 return
             if received[0]["type"] == "layer":

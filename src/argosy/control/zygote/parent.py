@@ -32,6 +32,8 @@ _TIDY_SECONDS = 0.25
 _SECOND_LAYER_SECONDS = 1.0
 """How long nothing must have been asked before the second layer is begun."""
 
+_PATIENT_NICE = 10
+
 
 def serve(sock: socket.socket) -> Assignment | None:
     """Serve the keeper until it hangs up (None), or, in a forked rank, return what that rank is to do."""
@@ -222,14 +224,16 @@ class _Parent:
 
 @contextlib.contextmanager
 def _leaving_time_to_others() -> Iterator[None]:
-    """Ranks of a first run may be computing by now: run only when they do not."""
-    # An unprivileged process could not come back from SCHED_IDLE.
-    policy = os.SCHED_IDLE if os.geteuid() == 0 else os.SCHED_BATCH
-    os.sched_setscheduler(0, policy, os.sched_param(0))
+    """Ranks of a first run may be computing by now: give way to them, without being starved by them."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if os.geteuid() == 0:  # others could not come back from a higher nice level
+        os.setpriority(os.PRIO_PROCESS, 0, own + _PATIENT_NICE)
     try:
         yield
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, own)
 
 
 def _fork_ranks(batch: list[Assignment], report: int) -> Assignment:
