@@ -65,11 +65,13 @@ class HttpApi:
 
     def application(self) -> Starlette:
         """The ASGI application."""
+        by_path: dict[str, dict[str, Any]] = {}
+        for endpoint in ENDPOINTS:
+            methods = by_path.setdefault(endpoint.path, {})
+            methods[endpoint.method] = self._guard(getattr(self, endpoint.name))
         routes = [
-            Route(
-                endpoint.path, self._guard(getattr(self, endpoint.name)), methods=[endpoint.method]
-            )
-            for endpoint in ENDPOINTS
+            Route(path, _choose(methods), methods=list(methods))
+            for path, methods in by_path.items()
         ]
         handlers: dict[Any, Any] = {HTTPException: _http_problem}
         return Starlette(routes=routes, exception_handlers=handlers)
@@ -332,6 +334,17 @@ ENDPOINTS = [
         ("GET", "/v1/openapi.json", "document", "This document", None, {}),
     )
 ]  # fmt: skip
+
+
+def _choose(methods: dict[str, Any]) -> Any:
+    """One route per path, so that a wrong method is told all the right ones."""
+
+    async def chosen(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        answer: Response = await methods[method](request)
+        return answer
+
+    return chosen
 
 
 def _answer(value: object, status: int = 200) -> Response:
