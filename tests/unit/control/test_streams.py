@@ -1,0 +1,97 @@
+import asyncio
+import functools
+
+from argosy.control.streams import Place, TiedRuns, server_sent
+from argosy.telemetry.logs import Line
+
+
+def in_loop(test):
+    @functools.wraps(test)
+    def run(*arguments, **named):
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 30))
+
+    return run
+
+
+def line(end, text="x", index=0):
+    return Line(at=1.0, role="a", index=index, number=0, stream="out", text=text, end=end)
+
+
+def test_a_server_sent_event_has_its_lines():
+    assert server_sent({"a": 1}) == b'data: {"a":1}\n\n'
+    assert server_sent([], event="end", id="7") == b"event: end\nid: 7\ndata: []\n\n"
+
+
+def test_a_place_survives_its_id():
+    place = Place(seq=12)
+    place.take([line(10), line(20), line(5, index=1)])
+    again = Place.parse(place.id())
+    assert again.seq == 12
+    assert again.take([line(10), line(20), line(30), line(5, index=1), line(9, index=1)]) == [
+        line(30),
+        line(9, index=1),
+    ]
+
+
+def test_after_the_first_new_line_a_truncated_file_is_shown_again():
+    place = Place.parse("3 a.0.0.out:20")
+    assert place.take([line(20)]) == []
+    assert place.take([line(30)]) == [line(30)]
+    assert place.take([line(4)]) == [line(4)]
+
+
+def test_what_is_no_place_is_the_beginning():
+    for text in ("", "x", "-4", "9" * 40, "7 a:b c", "\x00"):
+        place = Place.parse(text)
+        assert place.seq in (0, 7)
+        assert place.take([line(1)]) == [line(1)]
+
+
+class Fates:
+    """Which runs were stopped."""
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr("argosy.control.streams.TIED_SECONDS", 0.02)
+        self.alive = {"r"}
+        self.stopped = asyncio.Event()
+        self.tied = TiedRuns(lambda run: self.stopped.set(), lambda run: run in self.alive)
+
+
+@in_loop
+async def test_a_run_whose_last_watcher_left_is_stopped(monkeypatch):
+    fates = Fates(monkeypatch)
+    with fates.tied.watched("r"):
+        with fates.tied.watched("r"):
+            pass
+        await asyncio.sleep(0.05)
+        assert not fates.stopped.is_set()
+    await fates.stopped.wait()
+
+
+@in_loop
+async def test_a_watcher_who_comes_back_in_time_saves_the_run(monkeypatch):
+    fates = Fates(monkeypatch)
+    with fates.tied.watched("r"):
+        pass
+    with fates.tied.watched("r"):
+        await asyncio.sleep(0.05)
+        assert not fates.stopped.is_set()
+        fates.alive.clear()
+    await asyncio.sleep(0.05)
+    assert not fates.stopped.is_set()
+
+
+@in_loop
+async def test_a_client_that_never_comes_costs_the_run(monkeypatch):
+    fates = Fates(monkeypatch)
+    fates.tied.expect("r", 0.01)
+    await fates.stopped.wait()
+
+
+@in_loop
+async def test_a_controller_that_ends_stops_nothing(monkeypatch):
+    fates = Fates(monkeypatch)
+    with fates.tied.watched("r"):
+        fates.tied.close()
+    await asyncio.sleep(0.05)
+    assert not fates.stopped.is_set()
