@@ -134,11 +134,14 @@ def measure_idle(cluster: Cluster, seconds: float) -> dict[str, Any]:
     pids = cluster.pids()
     time.sleep(2.0)  # let what the reads above caused be over; this is idleness, not a condition
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    wakeups = sum(context_switches(pid) for pid in pids.values())
     time.sleep(seconds)
     used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+    wakeups = sum(context_switches(pid) for pid in pids.values()) - wakeups
     found = {
         "ps_ms": rounded(median(times), 1),
         "ps_ms_spread": spread(times),
+        "idle_wakeups_per_second": rounded(wakeups / seconds, 2),
         "idle_cpu_percent": rounded(sum(used.values()) / seconds * 100, 3),
         **{f"{name}_rss_mb": rounded(rss_mb(pid), 1) for name, pid in pids.items()},
         **{
@@ -154,6 +157,7 @@ def measure_queue(cluster: Cluster, *, quick: bool) -> dict[str, Any]:
     """Runs a second through the queue, and Ray tasks that start a process each, interleaved."""
     count, tasks = (200, 20) if quick else (1000, 60)
     script = {"script": str(PROGRAMS / "nothing.py"), "cpu_request": 0.25}
+    bare = script | {"preload": []}
     command = {"command": ["/bin/true"], "cpu_request": 0.25}
     run_queue(cluster, script, 8)  # the warm parent is there before the clock starts
     found: dict[str, Any] = {}
@@ -174,6 +178,8 @@ def measure_queue(cluster: Cluster, *, quick: bool) -> dict[str, Any]:
         if driver is not None:
             driver.close()
     found["queued_runs_per_second"] = rounded(median(ours), 1)
+    run_queue(cluster, bare, 8)
+    found["queued_bare_runs_per_second"] = rounded(run_queue(cluster, bare, count), 1)
     found["queued_commands_per_second"] = rounded(run_queue(cluster, command, count), 1)
     found["ray_tasks_per_second"] = rounded(median(theirs), 2)
     found["queued_runs_over_ray_tasks"] = rounded(ratio(median(ours), median(theirs)), 1)
@@ -213,6 +219,15 @@ def cpu_seconds(pid: int) -> float:
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def context_switches(pid: int) -> int:
+    """Of all threads: shows whether a CPU time of zero is real idleness."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        lines = (task / "status").read_text().splitlines()
+        total += sum(int(line.split()[1]) for line in lines if "ctxt_switches:" in line)
+    return total
 
 
 def rss_mb(pid: int) -> float:
