@@ -32,13 +32,14 @@ from argosy.control.presence import LifeWatch, take_lock
 from argosy.control.probes import Probes
 from argosy.errors import ArgosyError, ClusterError, ProtocolError
 from argosy.protocol.channel import Channel, Refused, agent_channel
-from argosy.protocol.messages import Ask, FromController, Wants
+from argosy.protocol.messages import Ask, FromController, Launch, Wants
 
 logger = logging.getLogger("argosy.agent")
 _LIST_ID = 0
 """Id of the request for what the keeper holds; the decider's ids begin above."""
 _FIRST_PAUSE = 0.02
 _MOST_PAUSE = 1.0
+_WATCH_SECONDS = 0.03
 
 
 class _Side(HostSide):
@@ -73,6 +74,8 @@ class Agent:
         self._probes = Probes(self._probed)
         self._waiting: deque[Frame] = deque()
         """Frames to the keeper behind a spawn whose environment is being fetched."""
+        self._unwatched: dict[str, Launch] = {}
+        """Attempts whose output is not yet watched."""
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped = asyncio.Event()
@@ -151,8 +154,7 @@ class Agent:
             event = frame["event"]
             self._roster.seen(event)
             if event.get("event") == "exited":
-                self._probes.cancel(str(event.get("attempt")))
-                self._index.forget(str(event.get("attempt")))
+                self._end_watches(str(event.get("attempt")))
             self._apply(self._side.keeper_event(self.now(), int(frame["number"]), event))
         elif kind == "reply" and frame.get("id") == _LIST_ID:
             self._take_list(frame)
@@ -275,17 +277,30 @@ class Agent:
             for message in outputs.to_controller:
                 self._channel.send(message)
         for attempt in outputs.forget:
-            self._probes.cancel(attempt)
-            self._index.forget(attempt)
+            self._end_watches(attempt)
             self._roster.forget(attempt)
         for launch in outputs.watch_logs:
             self._roster.launches.setdefault(launch.attempt, launch)
-            paths = [launch.stdout, launch.stderr]
-            self._index.watch(launch.attempt, launch.run, paths, launch.log_bytes)
+            self._unwatched[launch.attempt] = launch
+        if outputs.watch_logs:
+            # Not now: the processes that are being started need the CPU more.
+            self._loop.call_later(_WATCH_SECONDS, self._watch_outputs)
         for attempt, probe, launch in outputs.probes:
             environment = self._environments.whole(launch.env_blob, launch.env)
             self._probes.begin(attempt, probe, launch, environment)
         self._set_timer()
+
+    def _watch_outputs(self) -> None:
+        while self._unwatched:
+            _, launch = self._unwatched.popitem()
+            paths = [launch.stdout, launch.stderr]
+            self._index.watch(launch.attempt, launch.run, paths, launch.log_bytes)
+
+    def _end_watches(self, attempt: str) -> None:
+        if attempt in self._unwatched:
+            self._watch_outputs()
+        self._probes.cancel(attempt)
+        self._index.forget(attempt)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

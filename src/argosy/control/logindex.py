@@ -22,6 +22,7 @@ LOW_SPACE_BYTES = 16 << 20
 _SPACE_EVERY_SECONDS = 1.0
 _RESERVE_BYTES = 64 << 10
 _BLOCK_BYTES = 4096
+_OPEN_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,15 +31,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class _File:
     """One output file being indexed."""
 
-    def __init__(self, path: str, attempt: str, watch: int) -> None:
+    def __init__(self, path: str, attempt: str, watch: int, dropped: int) -> None:
         self.path = path
         self.attempt = attempt
         self.watch = watch
-        self.index = os.open(
-            index_path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
-        self.size = last_indexed_end(index_path(path))
-        self.dropped = _first_data(path)
+        self.dropped = dropped
+        """How much of the head is gone."""
+        self.index = os.open(index_path(path), _OPEN_FLAGS, 0o600)
+        self.size = _last_end(self.index)
 
 
 class _Output:
@@ -107,13 +107,14 @@ class LogIndex:
         return {"num_files": len(self._by_watch)}
 
     def _watch_file(self, output: _Output, attempt: str, path: str) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, _OPEN_FLAGS, 0o600)
         try:
             self._reserve(output, attempt, descriptor)
+            dropped = _first_data(descriptor)
         finally:
             os.close(descriptor)
         number = self._inotify.watch(path, MODIFY)
-        file = _File(path, attempt, number)
+        file = _File(path, attempt, number, dropped)
         output.files.append(file)
         self._by_watch[number] = file
         # What was written before the watch began.
@@ -212,23 +213,24 @@ class LogIndex:
 
 def last_indexed_end(path: str) -> int:
     """The offset in the last whole record of an index; 0 when it is empty."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        whole = size // INDEX_RECORD.size
-        if not whole:
-            return 0
-        file.seek((whole - 1) * INDEX_RECORD.size)
-        _, end = INDEX_RECORD.unpack(file.read(INDEX_RECORD.size))
-        return int(end)
+    with open(path, "rb", buffering=0) as file:
+        return _last_end(file.fileno())
 
 
-def _first_data(path: str) -> int:
+def _last_end(descriptor: int) -> int:
+    whole = os.fstat(descriptor).st_size // INDEX_RECORD.size
+    if not whole:
+        return 0
+    record = os.pread(descriptor, INDEX_RECORD.size, (whole - 1) * INDEX_RECORD.size)
+    return int(INDEX_RECORD.unpack(record)[1])
+
+
+def _first_data(descriptor: int) -> int:
     """How much of the head was dropped."""
-    with open(path, "rb") as file:
-        try:
-            return os.lseek(file.fileno(), 0, os.SEEK_DATA)
-        except OSError:
-            return 0
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError:
+        return 0
 
 
 def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
