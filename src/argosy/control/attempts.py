@@ -43,6 +43,7 @@ class Attempt:
     """It was a member before: told to re-form, not launched, in its present generation."""
     stopping: Literal["", "term", "kill"] = ""
     stop_reason: str = ""
+    stopping_at: float = 0.0
     stop_failure: FailureClass | None = None
     exit: AttemptExited | None = None
     exit_seq: int = 0
@@ -61,11 +62,11 @@ class Attempt:
         return self.exit is None and not self.stopping and self.joined is not None
 
     def conclude(self, exit: AttemptExited, seq: int, at: float) -> None:
-        """Fold its exit."""
+        """Fold its exit. What ended before it was told to, ended by itself (exits of one failure arrive in any order)."""
         self.exit, self.exit_seq, self.exited_at = exit, seq, at
         if self.stop_failure is not None:
             self.end, self.failure = "failed", self.stop_failure
-        elif self.stopping:
+        elif self.stopping and not 0.0 < exit.at <= self.stopping_at:
             self.end = "asked"
         else:
             self.failure = classify(exit)

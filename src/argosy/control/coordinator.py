@@ -41,6 +41,7 @@ from argosy.protocol.facts import (
     RunAdmitted,
     RunEnded,
     RunSubmitted,
+    StopRequested,
 )
 from argosy.protocol.messages import (
     PROTOCOL_VERSION,
@@ -157,8 +158,10 @@ class Coordinator:
         command = f"c{self.seq + 1}"
         verb = "kill" if hard else "stop"
         self._emit(now, CommandAccepted(command=command, verb=verb, target=target))
-        if reason:
-            self._emit(now, Note(run=run, text=f"{verb} {target}: {reason}"))
+        stop = supervisor.stop
+        if supervisor.ended is None and role is None and (stop is None or hard > stop.hard):
+            why = reason or f"{verb} was asked for"
+            self._emit(now, StopRequested(run=run, hard=hard, reason=why))
         return command, self._settle(now)
 
     def note(self, now: float, note: Note) -> Outputs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from argosy.control.attempts import Attempt
+from argosy.control.restarts import NOT_READY
 from argosy.control.supervisor import Supervisor
 from argosy.protocol.facts import (
     AttemptExited,
@@ -77,7 +78,7 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
 def _exited(run: str, attempt: Attempt, data: dict[str, Any], now: float) -> AttemptExited:
     error = str(data.get("error") or "")
     if attempt.stop_failure == "user" and not error:
-        error = attempt.stop_reason
+        error = f"{NOT_READY}: {attempt.stop_reason}"
     return AttemptExited(
         attempt=attempt.id,
         run=run,

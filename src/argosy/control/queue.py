@@ -48,6 +48,7 @@ class Queue:
         self._running: dict[str, tuple[str, float]] = {}
         self._use: dict[str, float] = {}
         self._levels: dict[int, dict[str, _Share]] = {}
+        self._places: dict[str, int] | None = None
         self._heads: dict[int, list[tuple[float, int, str]]] = {}
 
     def __len__(self) -> int:
@@ -57,6 +58,7 @@ class Queue:
         """A run was submitted."""
         entry = Entry(run, spec, seq, spec.share or spec.name.partition("[")[0])
         self.entries[run] = entry
+        self._places = None
         if not spec.queued:
             self._at_once[run] = entry
             return
@@ -91,6 +93,7 @@ class Queue:
         """Admitted or cancelled: it waits no longer."""
         entry = self.entries.pop(run, None)
         self._at_once.pop(run, None)
+        self._places = None
         if entry is None:
             return
         shares = self._levels.get(entry.spec.priority, {})
@@ -194,8 +197,12 @@ class Queue:
         text = f"queued: needs {' and '.join(wants)}"
         if not self._is_possible(entry):
             return f"{text}, the hosts have {self.placement.total_cpus:g} in all"
-        ahead = sum(1 for other in self.entries.values() if self._is_ahead(other, entry))
+        ahead = self._positions()[run]
         return f"{text}, {max(0.0, self.placement.free_cpus):g} free, {ahead} runs ahead"
 
-    def _is_ahead(self, other: Entry, entry: Entry) -> bool:
-        return (-other.spec.priority, other.seq) < (-entry.spec.priority, entry.seq)
+    def _positions(self) -> dict[str, int]:
+        """Place of each waiting run by priority and age; sorted again only after a change."""
+        if self._places is None:
+            rows = sorted(self.entries.values(), key=lambda e: (-e.spec.priority, e.seq))
+            self._places = {entry.run: place for place, entry in enumerate(rows)}
+        return self._places

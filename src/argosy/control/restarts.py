@@ -15,6 +15,7 @@ from argosy.control.identity import fraction
 from argosy.protocol.facts import AttemptExited, FailureClass
 
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
+NOT_READY = "not ready in time"
 
 # A peer's death shows as one of these in the survivors: collateral, not a cause.
 _COLLECTIVE_WORDS = (
@@ -82,6 +83,8 @@ def describe(exit: AttemptExited) -> str:
         return "was lost with its keeper"
     if exit.is_oom:
         return "ran out of memory"
+    if exit.error.startswith(NOT_READY):
+        return f"was {exit.error}"
     if exit.signal is not None:
         return f"was killed by signal {exit.signal}"
     if exit.code is not None:

@@ -180,6 +180,8 @@ class Supervisor:
         attempt = self._living(fact.attempt)
         if attempt.stopping == "kill" or attempt.stopping == fact.level:
             raise self._impossible(f"{fact.attempt} was told to end twice")
+        if not attempt.stopping:
+            attempt.stopping_at = event.at
         attempt.stopping, attempt.stop_reason = fact.level, fact.reason
         attempt.stop_failure = fact.failure or attempt.stop_failure
 

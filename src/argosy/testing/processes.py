@@ -212,7 +212,8 @@ class SimulatedKeeper:
             seconds = 4.0 + self._draw(process.run, process.role) + 0.1 * self._draw(name, "life")
             if end < 0.12:
                 seconds *= self._draw(name, "when")
-        code, signal = (0, None) if end >= 0.2 else (1, None)
+        code: int | None = 0 if end >= 0.2 else 1
+        signal: int | None = None
         if end < 0.04:
             code, signal = None, 11
         elif end < 0.06:

@@ -1,0 +1,99 @@
+"""Campaign: `python -m argosy.testing --seeds 0-1999` simulates many seeds on all cores and prints JSON at the end.
+
+Exits with 1 at the first broken invariant, with its seed and story. `--twice` runs each seed again in another process and
+compares the histories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from typing import Any
+
+from argosy.errors import InvariantError
+from argosy.testing.cluster import simulate
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the campaign; the exit code."""
+    options = _parse(arguments)
+    first, last = options.seeds
+    seeds = range(first, last + 1)
+    jobs = [(seed, options.hosts, options.runs, options.faults) for seed in seeds]
+    if options.twice:
+        jobs = [job for job in jobs for _ in range(2)]
+    os.nice(options.nice)
+    began = time.monotonic()
+    totals = {"num_events": 0, "num_facts": 0, "num_faults": 0, "num_checks": 0, "num_messages": 0}
+    least = {"num_events": 1 << 60, "num_faults": 1 << 60}
+    digests: dict[int, str] = {}
+    compared = 0
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for done, result in enumerate(pool.imap(_one, jobs), start=1):
+            seed = result["seed"]
+            if "broken" in result:
+                print(f"seed {seed}: {result['broken']}", file=sys.stderr)
+                return _finish({"seed": seed, "broken_invariants": 1})
+            if digests.setdefault(seed, result["digest"]) != result["digest"]:
+                print(f"seed {seed}: its second history differs from its first", file=sys.stderr)
+                return _finish({"seed": seed, "broken_invariants": 1})
+            compared += done > len(digests)
+            for key in totals:
+                totals[key] += result[key]
+            for key in least:
+                least[key] = min(least[key], result[key])
+            if done % 50 == 0 or done == len(jobs):
+                _say(done, len(jobs), totals, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    answer: dict[str, Any] = {
+        "seeds": len(seeds),
+        "hosts": options.hosts,
+        "broken_invariants": 0,
+        "histories_compared": compared if options.twice else 0,
+        "replays_compared": len(jobs),
+        "least_events": least["num_events"],
+        "least_faults": least["num_faults"],
+        **totals,
+        "seconds": round(seconds, 1),
+        "seconds_per_seed": round(seconds / len(jobs), 3),
+    }
+    return _finish(answer)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m argosy.testing", description=__doc__)
+    parser.add_argument("--seeds", type=_range, default=(0, 1999), help="first-last")
+    parser.add_argument("--hosts", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=120)
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--nice", type=int, default=10)
+    parser.add_argument("--twice", action="store_true", help="run each seed again and compare")
+    return parser.parse_args(arguments)
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
+
+
+def _one(job: tuple[int, int, int, int]) -> dict[str, Any]:
+    seed, hosts, runs, faults = job
+    try:
+        return simulate(seed, num_hosts=hosts, num_runs=runs, num_faults=faults)
+    except InvariantError as error:
+        return {"seed": seed, "broken": str(error)}
+
+
+def _say(done: int, total: int, totals: dict[str, int], seconds: float) -> None:
+    text = f"{done}/{total} simulations, {totals['num_events']:,} events, {totals['num_faults']} faults"
+    print(f"{text}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def _finish(answer: dict[str, Any]) -> int:
+    print(json.dumps({"bench": "simulator", "metrics": answer}))
+    return 1 if answer["broken_invariants"] else 0
