@@ -36,7 +36,9 @@ bench: setup peers  ## both benchmarks, side by side with the peers
 	$(BIN)/python -m benchmarks supervise --json
 
 campaign: setup ## long random campaigns: simulator seeds, then real faults
-	$(BIN)/python scripts/campaign.py
+	$(BIN)/python -m argosy.testing --seeds 0-1999 --twice
+	$(BIN)/python -m benchmarks.orphans --kills 500
+	[ ! -f scripts/campaign.py ] || $(BIN)/python scripts/campaign.py
 
 peers: setup    ## .peers/: environments of the programs the benchmarks compare with
 	scripts/peers

@@ -2,16 +2,20 @@
 
 Victims are the command line of a tied run, agent, controller, keeper, warm parents, and user processes whose children
 double-fork, leave the session and drop their environment. After each kill nothing else is touched until the check is
-done; then the cluster must answer and its families must be back before the next.
+done; then the cluster must answer and its families must be back before the next. `python -m benchmarks.orphans --kills N
+--seed S` is the same as a campaign of its own, which exits 1 when an orphan was found.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -170,3 +174,22 @@ def start_time(pid: int) -> int:
     except OSError:
         return 0
     return 0 if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def main() -> int:
+    """A campaign from the command line: the last line is the JSON of what was found."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.orphans")
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    say(f"{options.kills} kills, seed {options.seed}")
+    with scratch() as directory, Cluster(directory) as cluster:
+        cluster.up()
+        found = measure_orphans(cluster, options.kills, seed=options.seed)
+    print(json.dumps(found), flush=True)
+    return 1 if found["orphans"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
