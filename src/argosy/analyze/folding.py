@@ -1,7 +1,8 @@
 """Folding: equal lines that several ranks print at about the same time become one line with a rank set.
 
-Called by `argosy run` and `argosy logs`. Pure: the caller passes the time in. The order of the lines of each single rank is
-always kept; a line waits at most `window_seconds` for the other ranks to say the same.
+Called by `argosy run` and `argosy logs`. Pure: the caller passes the time in. The order of the lines of each stream of each
+rank is always kept (between stdout and stderr there is none: they are two files); a line waits at most `window_seconds` for
+the other ranks to say the same.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Folder:
         self._most_pending = most_pending
         self._pending: deque[FoldedLine] = deque()
         self._open: dict[tuple[str, str], list[FoldedLine]] = {}
-        self._last_place: dict[Member, int] = {}
+        self._last_place: dict[tuple[Member, str], int] = {}
         self._next_place = 0
 
     def expect(self, member: Member) -> None:
@@ -57,7 +58,7 @@ class Folder:
     ) -> list[FoldedLine]:
         """Take a line of time `at`; returns what can be shown now. A live reader says `now`, when the line reached it."""
         now = at if now is None else now
-        after = self._last_place.get(member, -1)
+        after = self._last_place.get((member, stream), -1)
         line = next(
             (
                 candidate
@@ -74,7 +75,7 @@ class Folder:
             self._open.setdefault((stream, text), []).append(line)
         else:
             line.members.append(member)
-        self._last_place[member] = line._place
+        self._last_place[member, stream] = line._place
         return self.flush(now)
 
     def flush(self, now: float) -> list[FoldedLine]:

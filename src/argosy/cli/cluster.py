@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from argosy import __version__
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect, is_up
 from argosy.cli.paint import Paint, duration, size
@@ -67,7 +68,7 @@ def render_status(status: dict[str, Any], controller: Controller, paint: Paint) 
     runs = status.get("runs", {})
     parts = [f"{name} {pid}" for name, pid in (status.get("pids") or {}).items()]
     lines = [
-        ("version", str(status.get("version", "?"))),
+        ("version", _version(status)),
         ("up for", duration(float(status.get("uptime_seconds", 0)))),
         ("home", str(status.get("home") or controller.cluster.home)),
         ("directory", controller.cluster.directory),
@@ -92,6 +93,16 @@ def render_status(status: dict[str, Any], controller: Controller, paint: Paint) 
     if status.get("trouble"):
         lines.append(("trouble", paint(str(status["trouble"]), "red")))
     return "".join(f"  {paint(key.ljust(10), 'dim')}{value}\n" for key, value in lines if value)
+
+
+def _version(status: dict[str, Any]) -> str:
+    version = str(status.get("version", "?"))
+    is_other = version != __version__
+    return (
+        f"{version} (this command is {__version__}: `argosy down` before using it)"
+        if is_other
+        else version
+    )
 
 
 def _say(arguments: Arguments, text: str) -> int:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from argosy import __version__
 from argosy.control.home import Cluster, open_cluster
-from argosy.errors import ClusterError, ConfigError, NotFoundError, ProtocolError
+from argosy.control.submission import reach
+from argosy.errors import ConfigError, NotFoundError
 from argosy.protocol.httpclient import Client, unreachable
 
 MOST_LISTED = 10_000
@@ -40,17 +40,11 @@ class Controller:
 
     def get(self, target: str) -> Any:
         """GET."""
-        try:
-            return self.client.get(target)
-        except OSError as error:
-            raise unreachable(error, self.client.path)
+        return reach(self.client, lambda: self.client.get(target))
 
     def post(self, target: str, body: Any) -> Any:
         """POST."""
-        try:
-            return self.client.post(target, body)
-        except OSError as error:
-            raise unreachable(error, self.client.path)
+        return reach(self.client, lambda: self.client.post(target, body))
 
     def run(self, word: str) -> dict[str, Any]:
         """The run a person means: an id, the beginning of one, a name (newest), or nothing for the newest run."""
@@ -151,21 +145,12 @@ def processes_of(view: dict[str, Any], target: Target | None = None) -> list[dic
     ]
 
 
-def check_version(status: dict[str, Any]) -> None:
-    """Refuse to work with a cluster of another version."""
-    if status.get("version") not in (None, __version__):
-        raise ProtocolError(
-            f"the cluster runs Argosy {status['version']}, this command is {__version__}",
-            fix="`argosy down` with the other version, then try again; or use it, or another ARGOSY_HOME",
-        )
-
-
 def is_up(controller: Controller) -> dict[str, Any] | None:
     """The status of the cluster, or None when there is none."""
     try:
-        status: dict[str, Any] = controller.get("/v1/status")
+        status: dict[str, Any] = controller.client.get("/v1/status")
         return status
-    except ClusterError as error:
-        if error.what.startswith("no cluster"):
-            return None
-        raise
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    except OSError as error:
+        raise unreachable(error, controller.client.path)

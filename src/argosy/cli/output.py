@@ -84,7 +84,7 @@ class LabelledOutput:
         if not members:
             members = [(role, i) for role, count in self._counts.items() for i in range(count)]
         # Live, a line may wait but for a moment; of the past, arrival times alone decide.
-        window = 0.1 if is_live else 0.25
+        window = 0.1 if is_live else 0.5
         self._folder = Folder(members, window_seconds=window) if should_fold else None
         self._is_live = is_live
         self._has_timestamps = has_timestamps

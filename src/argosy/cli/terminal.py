@@ -33,10 +33,12 @@ def converse(keeper_socket: str, attempt: str, log: str, *, show_from: int = 0) 
     if os.isatty(0):
         sys.stderr.write("argosy: attached; Ctrl-] detaches\n")
         sys.stderr.flush()
-    position = _copy(log, show_from)
+    position = show_from
     is_detached = False
     try:
+        # Raw before the first byte is shown: what is typed at a prompt must not be meant for this command.
         with _raw_terminal() as winch:
+            position = _copy(log, position)
             _send_size(keeper_socket, attempt)
             watched = [connection.fileno(), 0, winch]
             while not is_detached:

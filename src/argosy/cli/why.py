@@ -33,7 +33,7 @@ def why(arguments: Arguments) -> int:
     paint = Paint(sys.stdout)
     lines = [_headline(view, final, incidents)]
     for incident in incidents:
-        is_final = final is not None and incident.cause is final.cause
+        is_final = final is not None and incident.cause.id == final.cause.id
         title = "first cause" if is_final else f"healed at {clock(incident.cause.exited_at)}"
         lines += [
             "",

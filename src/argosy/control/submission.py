@@ -17,7 +17,14 @@ from contextlib import contextmanager
 from argosy import __version__
 from argosy.control.home import Cluster, open_cluster
 from argosy.control.programs import check_programs
-from argosy.errors import ClusterError, RunFailed
+from argosy.errors import (
+    ArgosyError,
+    ClusterError,
+    ConfigError,
+    NotFoundError,
+    ProtocolError,
+    RunFailed,
+)
 from argosy.protocol.httpclient import Client, unreachable
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
@@ -125,6 +132,8 @@ def send(cluster: Cluster, submission: dict[str, Any]) -> list[RunHandle]:
         answer = reach(client, lambda: client.post("/v1/runs", submission))
     except OSError as error:
         raise unreachable(error, cluster.http_socket)
+    except (ConfigError, NotFoundError, ProtocolError) as error:
+        raise _blame_version(client, error)
     return [RunHandle(run["run"], run["name"], client) for run in answer["runs"]]
 
 
@@ -182,11 +191,27 @@ def await_controller(cluster: Cluster) -> dict[str, Any]:
 
 
 def reach(client: Client, ask: Callable[[], Any]) -> Any:
-    """Ask; a connection that fails becomes an error for people."""
+    """Ask; a connection that fails becomes an error for people, and so does a cluster of another version."""
     try:
         return ask()
     except OSError as error:
         raise unreachable(error, client.path)
+    except (ConfigError, NotFoundError, ProtocolError) as error:
+        raise _blame_version(client, error)
+
+
+def _blame_version(client: Client, error: ArgosyError) -> ArgosyError:
+    """The error, unless the cluster is of another version: then that is what is wrong."""
+    try:
+        version = client.get("/v1/status").get("version")
+    except (OSError, ArgosyError, AttributeError):
+        return error
+    if version == __version__:
+        return error
+    return ProtocolError(
+        f"the cluster runs Argosy {version}, this command is {__version__} ({error.what})",
+        fix="`argosy down`, then try again; or use the other version, or another ARGOSY_HOME",
+    )
 
 
 def warm_parent(submission: dict[str, Any]) -> dict[str, Any] | None:

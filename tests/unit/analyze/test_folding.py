@@ -52,6 +52,14 @@ def test_streams_are_never_folded_together():
     assert [line.stream for line in folder.drain()] == ["out", "err"]
 
 
+def test_the_order_between_the_streams_of_a_rank_does_not_prevent_folding():
+    folder = Folder([("train", 0), ("train", 1)], window_seconds=1.0)
+    found = []
+    for rank, stream in ((1, "err"), (1, "out"), (0, "out"), (0, "err")):
+        found += folder.add(1.0, ("train", rank), stream, f"to {stream}")
+    assert shown(found) == [("to err", [0, 1]), ("to out", [0, 1])]
+
+
 def test_a_rank_that_has_ended_is_not_waited_for():
     folder = Folder([("train", 0), ("train", 1)])
     folder.forget(("train", 1))
