@@ -96,9 +96,9 @@ def test_exits_that_nobody_acknowledged_are_reported_by_the_next_keeper(keeper, 
 
 
 def test_a_second_keeper_of_the_same_directory_says_so_and_exits(keeper):
+    base = [sys.executable, "-m", "argosy.control.keeper", "--directory", str(keeper.directory)]
     again = subprocess.run(
-        [sys.executable, "-m", "argosy.control.keeper", "--directory", str(keeper.directory)]
-        + ["--runtime", str(keeper.runtime), "--no-services"],
+        [*base, "--runtime", str(keeper.runtime), "--no-services"],
         capture_output=True,
         text=True,
         timeout=30,

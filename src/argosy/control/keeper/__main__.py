@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -39,7 +39,7 @@ from argosy.control.keeper.state import Before, Keeper
 from argosy.control.keeper.stores import Stores
 from argosy.control.keeper.sweep import sweep_leftovers, wait_for_lock
 from argosy.control.keeper.upgrade import Upgrade, read_state, revive, take_attempts
-from argosy.control.keeper.zygotes import Zygotes
+from argosy.control.keeper.zygotes import IDLE_SECONDS, Zygotes
 
 _NICE = -10
 _OOM_SCORE = -500
@@ -78,6 +78,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--inherit", type=int, help="descriptor that gives a dead keeper's memfds")
     parser.add_argument("--warm", help="a zygote to start importing at once (JSON)")
     parser.add_argument("--containment", default="auto", choices=["auto", *METHODS])
+    parser.add_argument(
+        "--idle-seconds", type=float, default=IDLE_SECONDS, help="unused zygotes end after this"
+    )
     parser.add_argument("--no-services", action="store_true", help="neither agent nor controller")
     parser.add_argument("--ready-fd", type=int, help="gets `ready` when the sockets exist")
     parser.add_argument("--resume", type=int, help=argparse.SUPPRESS)
@@ -94,7 +97,7 @@ def _begin(options: argparse.Namespace, directory: str, runtime: str, lock: int)
     before_us = records.read_keeper()
     for what in sweep_leftovers(directory):
         log(f"swept {what}")
-    keeper_id = secrets.token_hex(6)
+    keeper_id = os.urandom(6).hex()
     before = _raise_self()
     try:
         name = f"argosy-{cluster_key(directory)}-{keeper_id}"
@@ -107,7 +110,7 @@ def _begin(options: argparse.Namespace, directory: str, runtime: str, lock: int)
     for old, number, event in records.read_exits():
         adopt_exit(keeper, old, number, event)
     keeper.listeners = _bind_all(runtime)
-    parts = Parts(keeper, has_services=not options.no_services)
+    parts = Parts(keeper, has_services=not options.no_services, idle_seconds=options.idle_seconds)
     keeper.write_record()
     reasons = f" ({'; '.join(containment.reasons)})" if containment.reasons else ""
     log(f"{keeper.id} pid {keeper.pid} keeps {directory} with {containment.method}{reasons}")
@@ -123,6 +126,7 @@ def _begin(options: argparse.Namespace, directory: str, runtime: str, lock: int)
         receive_inheritance(keeper, options.inherit, serve)
     else:
         serve()
+    gc.freeze()
     keeper.loop.run()
     return 0
 
@@ -139,7 +143,9 @@ def _resume(fd: int) -> int:
     keeper.arenas.take_state(state["arenas"])
     keeper.blobs.take_state(state["blobs"])
     keeper.ports.take_state(state["ports"])
-    parts = Parts(keeper, has_services=state["services"] is not None)
+    parts = Parts(
+        keeper, has_services=state["services"] is not None, idle_seconds=state["idle_seconds"]
+    )
     parts.stores.take_state(state["stores"])
     parts.zygotes.take_state(state["zygotes"], state["next_mark"])
     take_attempts(keeper, parts.links, parts.starts, state)
@@ -159,10 +165,10 @@ def _resume(fd: int) -> int:
 class Parts:
     """The keeper's parts, wired."""
 
-    def __init__(self, keeper: Keeper, *, has_services: bool) -> None:
+    def __init__(self, keeper: Keeper, *, has_services: bool, idle_seconds: float) -> None:
         self.keeper = keeper
         self.exits = Exits(keeper)
-        self.zygotes = Zygotes(keeper)
+        self.zygotes = Zygotes(keeper, idle_seconds=idle_seconds)
         self.stores = Stores(keeper, self.exits.kill)
         self.starts = Starts(keeper, self.exits, self.zygotes, self.stores)
         self.requests = Requests(keeper, self.exits, self.starts)
@@ -231,7 +237,8 @@ class Parts:
 
     def _after_exit(self, attempt: Attempt) -> None:
         self.keeper.loop.soon(self._reap)
-        if self.keeper.containment.method == "scan" and not attempt.is_helper:
+        is_scan = self.keeper.containment.method == "scan"
+        if is_scan and not attempt.is_helper and not self.zygotes.has_pending():
             self.keeper.loop.soon(self.exits.report_strangers)
         if self.keeper.is_ending:
             self.keeper.loop.soon(self._end_when_empty)

@@ -6,6 +6,7 @@ starts, stops and exits; this module only describes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
@@ -135,7 +136,7 @@ def make_attempt(order: Any) -> Attempt:
         run=order["run"],
         role=order["role"],
         index=order["index"],
-        generation=int(order.get("generation", 0)),
+        generation=order.get("generation") or 0,
         rank=_rank_of(order.get("env", {})),
         token=str(order.get("token", "")),
     )
@@ -213,7 +214,8 @@ def command_line(order: dict[str, Any]) -> list[str]:
 
 
 def close_fd(fd: int) -> int:
-    """Close if open; always -1, to be stored."""
+    """Close if open; always -1, to be stored. A late write error of the file is nobody's to mend."""
     if fd >= 0:
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
     return -1

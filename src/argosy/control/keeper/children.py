@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import resource
@@ -58,7 +59,9 @@ def start_child(errand: Errand) -> tuple[int, int]:
     """Fork and exec; (pid, read end of the report). The report ends when the program runs."""
     report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     keeper = os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    changed = _changed_signals()
+    # Only these could run the keeper's handlers in the child.
+    signal.pthread_sigmask(signal.SIG_BLOCK, changed)
     try:
         pid = os.fork()
         if pid == 0:
@@ -67,7 +70,7 @@ def start_child(errand: Errand) -> tuple[int, int]:
         os.close(report_read)
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, changed)
         os.close(report_write)
     return pid, report_read
 
@@ -164,12 +167,21 @@ def _set_attributes(errand: Errand, report: int) -> None:
         raise StartFailure(f"working directory {errand.cwd}: {error.strerror}") from None
 
 
+@functools.cache
+def _changed_signals() -> tuple[int, ...]:
+    """Signals that the keeper ignores or catches; fixed once its loop runs."""
+    fixed = (signal.SIGKILL, signal.SIGSTOP)
+    return tuple(
+        int(number)
+        for number in signal.valid_signals()
+        if number not in fixed and signal.getsignal(number) is not signal.SIG_DFL
+    )
+
+
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
+    for number in _changed_signals():
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

@@ -56,6 +56,8 @@ class Group:
 
     def members(self) -> list[Seen]:
         """Live members except the leader."""
+        if self.leader <= 1:
+            return []
         everybody = look_at_all()
         roots = {pid for pid, start in self.known.items() if _is(everybody, pid, start)}
         roots.add(self.leader)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 
 from argosy.control.keeper.arenas import ArenaError
 from argosy.control.keeper.attempts import Attempt, OrderError
 from argosy.control.keeper.state import Keeper
-
-INFINITE = -1
 
 
 def build_environment(keeper: Keeper, attempt: Attempt, store: dict[str, str]) -> dict[str, str]:
@@ -60,9 +59,28 @@ def build_affinity(keeper: Keeper, attempt: Attempt) -> list[int]:
 
 def open_log(path: str) -> int:
     """An O_APPEND descriptor; makes parent directories. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
+    # Not blocking: somebody may have put a FIFO there, and nobody may read it.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     try:
-        return os.open(path, flags, 0o600)
+        fd = os.open(path, flags, 0o600)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        return os.open(path, flags, 0o600)
+        fd = os.open(path, flags, 0o600)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def read_regular(path: str, most_bytes: int) -> str:
+    """The beginning of a plain file; empty when it is missing or anything else."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return ""
+        return os.read(fd, most_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)

@@ -6,6 +6,7 @@ stops and kills, which lead here. Nothing in this module starts a process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from argosy.control.keeper.attempts import Attempt, close_fd
 from argosy.control.keeper.census import describe, look_at_all
 from argosy.control.keeper.children import read_report
 from argosy.control.keeper.containment import Group, remove_tree
+from argosy.control.keeper.environment import read_regular
 from argosy.control.keeper.kernel import send_signal
 from argosy.control.keeper.loop import READ, URGENT
 from argosy.control.keeper.outbox import MOST_ERROR_BYTES, bounded_text
@@ -189,12 +191,12 @@ class Exits:
             attempt.terminal.finish()
             attempt.terminal = None
         self._remove_groups(attempt)
-        keeper.records.remove_attempt(attempt.attempt)
         keeper.arenas.user_ended(attempt.run, attempt.attempt)
         code, number = attempt.status
         if attempt.has_failed_to_start:
             code = None
         if attempt.is_helper:
+            keeper.records.remove_attempt(attempt.attempt)
             keeper.attempts.pop(attempt.attempt, None)
         else:
             attempt.number = keeper.outbox.emit(
@@ -221,11 +223,7 @@ class Exits:
     def _error_of(self, attempt: Attempt, code: int | None) -> str:
         path = attempt.order.get("error_file")
         if not attempt.has_failed_to_start and code != 0 and path:
-            try:
-                with open(path, "rb") as file:
-                    text = file.read(4 * MOST_ERROR_BYTES).decode("utf-8", "replace")
-            except OSError:
-                text = ""
+            text = read_regular(path, 4 * MOST_ERROR_BYTES)
             if text:
                 return text
         return attempt.error if code != 0 else ""
@@ -314,7 +312,8 @@ class Sweep:
 
     def _woken(self) -> None:
         # Reading re-arms the notification.
-        os.pread(self._wake, 256, 0)
+        with contextlib.suppress(OSError):
+            os.pread(self._wake, 256, 0)
         if self.group is not None and self.group.is_empty():
             self._end()
 

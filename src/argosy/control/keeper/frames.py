@@ -24,6 +24,7 @@ MOST_OTHER_BYTES = 1 << 20
 MOST_DESCRIPTORS = 253
 _READ_BYTES = 256 << 10
 _LENGTH = struct.Struct(">I")
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 Message = dict[str, Any]
 
@@ -39,7 +40,7 @@ class FrameError(Exception):
 
 def encode(message: Message) -> bytes:
     """The bytes of one frame."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _ENCODER.encode(message).encode()
     return _LENGTH.pack(len(body)) + body
 
 
@@ -133,7 +134,13 @@ class Connection:
                 view, descriptors = view[sent:], None
         if not view:
             return
-        self._queue.append((view, [os.dup(fd) for fd in descriptors or []]))
+        try:
+            copies = [os.dup(fd) for fd in descriptors or []]
+        except OSError:
+            # A peer that leaves so many descriptors unread is given up like one with too many bytes.
+            self.close()
+            return
+        self._queue.append((view, copies))
         self._queued_bytes += len(view)
         if self._queued_bytes > self.most_queued_bytes:
             self.close()

@@ -6,7 +6,6 @@ Requests of the agent go to `requests`; workers speak to their run's arenas and 
 
 from __future__ import annotations
 
-import hmac
 import os
 import socket
 import struct
@@ -14,7 +13,7 @@ from typing import Any
 
 from argosy.control.keeper.arenas import Arena, ArenaError
 from argosy.control.keeper.attempts import Attempt
-from argosy.control.keeper.frames import MOST_AGENT_BYTES, VERSION, Connection, Message
+from argosy.control.keeper.frames import MOST_AGENT_BYTES, VERSION, Connection, Message, encode
 from argosy.control.keeper.loop import READ, log, log_exception
 from argosy.control.keeper.outbox import bounded_text
 from argosy.control.keeper.requests import Requests
@@ -22,6 +21,8 @@ from argosy.control.keeper.state import Keeper
 
 _HELLO_SECONDS = 30.0
 _MOST_STRANGERS = 256
+_MOST_LINKS = 64
+_MOST_SAID_BYTES = 64 << 10
 _MOST_AGENT_QUEUE = 256 << 20
 _CREDENTIALS = struct.Struct("3i")
 
@@ -49,7 +50,10 @@ class Links:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
+            # Out of descriptors: the connection stays readable, so look away for a while.
             log(f"a connection could not be accepted: {error.strerror}")
+            self.keeper.loop.forget(listener.fileno())
+            self.keeper.loop.after(0.5, self.listen)
             return
         connection = Connection(
             self.keeper.loop, sock, on_frame=self._first, on_close=self.strangers.discard
@@ -144,11 +148,14 @@ class Links:
     def _welcome_worker(self, connection: Connection, message: Message) -> None:
         attempt = self._attempt_of(message)
         token = str(message.get("token", ""))
-        if attempt is None or not hmac.compare_digest(attempt.token.encode(), token.encode()):
+        if attempt is None or attempt.token != token:
             connection.fail(
                 f"attempt {message.get('attempt')!r} is unknown here or its token is wrong",
                 "use ARGOSY_ATTEMPT and ARGOSY_TOKEN of the process's own environment",
             )
+            return
+        if len(attempt.links) >= _MOST_LINKS:
+            connection.fail(f"attempt {attempt.attempt} has {_MOST_LINKS} links", "close some")
             return
         self._welcome(connection)
         self.adopt_worker(connection, attempt)
@@ -191,6 +198,12 @@ class Links:
             return
         if said.get("say") == "error":
             attempt.error = bounded_text(str(said.get("text", "")))
+            said = {**said, "text": attempt.error}
+        if len(encode(said)) > _MOST_SAID_BYTES:
+            connection.fail(
+                f"a message is larger than {_MOST_SAID_BYTES} bytes", "use an arena or a file"
+            )
+            return
         self.keeper.outbox.emit(
             {"event": "link", "attempt": attempt.attempt, "run": attempt.run, "message": said}
         )
@@ -237,6 +250,8 @@ class Links:
                 f"attempt {attempt.attempt} has no terminal",
                 "start the run with --tty; `argosy logs -f` follows its output",
             )
+        elif len(attempt.terminal.clients) >= _MOST_LINKS:
+            connection.fail(f"{_MOST_LINKS} clients are attached already", "detach some")
         else:
             self._welcome(connection)
             self.adopt_attached(connection, attempt)

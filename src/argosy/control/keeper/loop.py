@@ -18,6 +18,7 @@ READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 URGENT = select.EPOLLPRI
 _MOST_FAILURES = 3
+_MOST_SLEEP_SECONDS = 86400.0
 
 
 class Timer:
@@ -102,11 +103,13 @@ class Loop:
         if not self._timers:
             return -1.0
         # Rounded up: epoll counts whole milliseconds, and waking early would spin.
-        return max(0.0, self._timers[0][0] - time.monotonic()) + 0.001
+        return min(max(0.0, self._timers[0][0] - time.monotonic()) + 0.001, _MOST_SLEEP_SECONDS)
 
     def _call_watcher(self, fd: int, callback: Callable[[int], None], mask: int) -> None:
         try:
             callback(mask)
+            if self._failures:
+                self._failures.pop(fd, None)
         except Exception:  # noqa: BLE001 - the entry point of every descriptor; the keeper must outlive a bug
             log_exception(f"callback of descriptor {fd}")
             self._failures[fd] = self._failures.get(fd, 0) + 1

@@ -10,6 +10,8 @@ import json
 import os
 from typing import Any
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 
 class Records:
     """The records in one cluster directory."""
@@ -39,8 +41,9 @@ class Records:
         _unlink(self.keeper)
 
     def write_attempt(self, attempt: str, content: dict[str, Any]) -> bool:
-        """A process exists that a sweep must find."""
-        return self._write(f"{self.attempts}/{file_name(attempt)}", content)
+        """A process exists that a sweep must find. Not by rename: marks and cgroups cover half a record."""
+        path = f"{self.attempts}/{file_name(attempt)}"
+        return self._write(path, content, path)
 
     def remove_attempt(self, attempt: str) -> None:
         """It does not exist any more."""
@@ -56,8 +59,10 @@ class Records:
             _unlink(path)
 
     def write_exit(self, keeper: str, number: int, event: dict[str, Any]) -> bool:
-        """An exit that nobody has acknowledged yet."""
-        return self._write(f"{self.exits}/{keeper}-{number}.json", event)
+        """An exit that nobody has acknowledged yet; takes the place of the attempt's record."""
+        # The same file, renamed: a new inode for each would cost more than the process's fork.
+        temporary = f"{self.attempts}/{file_name(event['attempt'])}"
+        return self._write(f"{self.exits}/{keeper}-{number}.json", event, temporary)
 
     def remove_exit(self, keeper: str, number: int) -> None:
         """It is durable elsewhere."""
@@ -72,27 +77,27 @@ class Records:
                 found.append((keeper, int(number), content))
         return sorted(found, key=lambda entry: (entry[2].get("at", 0.0), entry[0], entry[1]))
 
-    def _write(self, path: str, content: dict[str, Any]) -> bool:
+    def _write(self, path: str, content: dict[str, Any], temporary: str | None = None) -> bool:
         try:
-            write_json(path, content)
+            write_json(path, content, temporary or f"{path}.new")
         except OSError as error:
             self.last_error = f"{path}: {error.strerror}"
             return False
         return True
 
 
-def write_json(path: str, content: dict[str, Any]) -> None:
-    """Replace the file by rename; 0600. Raises OSError and leaves no half file."""
-    temporary = f"{path}.new"
+def write_json(path: str, content: dict[str, Any], temporary: str) -> None:
+    """Write the temporary file (0600), then rename it; equal paths: in place. Raises OSError, leaves no half file."""
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            view = memoryview(json.dumps(content, separators=(",", ":")).encode())
+            view = memoryview(_ENCODER.encode(content).encode())
             while view:
                 view = view[os.write(fd, view) :]
         finally:
             os.close(fd)
-        os.rename(temporary, path)
+        if temporary != path:
+            os.rename(temporary, path)
     except OSError:
         _unlink(temporary)
         raise

@@ -201,7 +201,11 @@ class Requests:
 
     def _end_run(self, message: Message) -> Reply:
         run = _text(message, "run")
-        live = [a for a in self.keeper.live_of(run) if not a.is_helper]
+        live = [
+            attempt
+            for attempt in self.keeper.attempts.values()
+            if attempt.run == run and attempt.state != "exited" and not attempt.is_helper
+        ]
         if live:
             names = ", ".join(attempt.attempt for attempt in live[:5])
             raise OrderError(f"run {run} still has {len(live)} live attempts: {names}")

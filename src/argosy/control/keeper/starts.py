@@ -177,7 +177,7 @@ class Starts:
                 "program": order.get("program"),
                 "env": build_environment(self.keeper, attempt, variables),
                 "cwd": order.get("cwd") or "/",
-                "umask": order.get("umask", 0o022),
+                "umask": _umask(order),
                 "limits": build_limits(self.keeper, attempt),
                 "affinity": build_affinity(self.keeper, attempt),
                 "nice": order.get("nice") or 0,
@@ -309,7 +309,7 @@ class Starts:
             argv=command_line(order),
             env=env,
             cwd=order.get("cwd") or "/",
-            umask=order.get("umask", 0o022),
+            umask=_umask(order),
             limits=build_limits(self.keeper, attempt),
             affinity=build_affinity(self.keeper, attempt),
             nice=order.get("nice") or 0,
@@ -441,6 +441,11 @@ class Starts:
             attempt.rank = int(rank)
         attempt.state = "running"
         self.open_gate(attempt, {**self.stores.variables_of(attempt.run, attempt.role), **env})
+
+
+def _umask(order: dict[str, Any]) -> int:
+    mask = order.get("umask")
+    return mask if isinstance(mask, int) else 0o022
 
 
 def _can_fork(attempt: Attempt) -> bool:

@@ -60,11 +60,11 @@ class Keeper:
     pid: int = field(default_factory=os.getpid)
     born: float = field(default_factory=time.time)
     is_ending: bool = False
+    cluster: str = ""
+    """Short name of the cluster directory."""
 
-    @property
-    def cluster(self) -> str:
-        """Short name of the cluster directory."""
-        return cluster_key(self.directory)
+    def __post_init__(self) -> None:
+        self.cluster = cluster_key(self.directory)
 
     @property
     def socket_path(self) -> str:

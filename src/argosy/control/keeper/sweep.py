@@ -82,7 +82,9 @@ def _find_left(cluster: str, attempts: list[dict[str, Any]]) -> list[Seen]:
     roots = set()
     for record in attempts:
         pid, start = record.get("pid"), record.get("start")
-        if isinstance(pid, int) and pid in everybody and everybody[pid].start == start:
+        if not isinstance(pid, int) or pid <= 1:
+            continue
+        if pid in everybody and everybody[pid].start == start:
             roots.add(pid)
             roots |= {seen.pid for seen in everybody.values() if seen.session == pid}
     roots |= {pid for pid in everybody if mark_of(pid).startswith(f"{cluster}.")}

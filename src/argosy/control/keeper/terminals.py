@@ -6,7 +6,7 @@ loses log bytes with a note; neither ever blocks the process.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import os
 import struct
@@ -74,7 +74,8 @@ class Terminal:
             pass
         self.loop.forget(self.master)
         for fd in (self.master, self.slave, self.log_fd):
-            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.close(fd)
         self.master = self.slave = self.log_fd = -1
         clients, self.clients = self.clients, []
         for client in clients:
@@ -95,9 +96,7 @@ class Terminal:
             data = os.read(self.master, _READ_BYTES)
         except BlockingIOError:
             return False
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
+        except OSError:
             return False
         if not data:
             return False

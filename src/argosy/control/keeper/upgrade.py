@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from argosy.control.keeper.attempts import Attempt
 from argosy.control.keeper.children import Errand, start_child
@@ -114,6 +113,7 @@ class Upgrade:
             return
         state = self._to_state()
         if state is None:
+            # Descriptors are on their way to a peer: they arrive in a moment.
             self.keeper.loop.after(0.01, self._when_quiet)
             return
         self._exec(state)
@@ -154,7 +154,10 @@ class Upgrade:
     def _to_state(self) -> Message | None:
         keeper = self.keeper
         agent = keeper.agent.to_state() if keeper.agent is not None else None
+        zygotes = self.starts.zygotes.to_state()
         if keeper.agent is not None and agent is None:
+            return None
+        if any(zygote["connection"] is None for zygote in zygotes):
             return None
         attempts = [_save_attempt(attempt) for attempt in keeper.attempts.values()]
         return {
@@ -171,7 +174,8 @@ class Upgrade:
             "blobs": keeper.blobs.to_state(),
             "ports": keeper.ports.to_state(),
             "stores": self.starts.stores.to_state(),
-            "zygotes": self.starts.zygotes.to_state(),
+            "zygotes": zygotes,
+            "idle_seconds": self.starts.zygotes.idle_seconds,
             "next_mark": self.starts.zygotes.next_mark,
             "services": self.services.to_state() if self.services is not None else None,
             "attempts": attempts,
@@ -263,20 +267,16 @@ def revive(keeper: Keeper, saved: Message) -> Connection:
     )
 
 
-def _descriptors_in(state: Any, name: str = "") -> set[int]:
-    """Every descriptor number in the state: known by the names of its fields."""
-    found: set[int] = set()
-    if isinstance(state, dict):
-        for key, value in state.items():
-            if key in ("order", "outbox", "message"):
-                continue
-            if isinstance(value, int) and not isinstance(value, bool):
-                is_named = key in ("fd", "fds_lock", "gate", "report", "master", "slave", "log")
-                if (is_named or name in ("listeners", "blobs", "ports")) and value >= 0:
-                    found.add(value)
-            else:
-                found |= _descriptors_in(value, name if name == "ports" else key)
-    elif isinstance(state, list):
-        for value in state:
-            found |= _descriptors_in(value, name)
-    return found
+def _descriptors_in(state: Message) -> set[int]:
+    """Every descriptor number in the state."""
+    found = {state["fds_lock"], *state["listeners"].values(), *state["blobs"].values()}
+    found |= {fd for held in state["ports"].values() for fd in held.values()}
+    found |= {entry["fd"] for entry in (*state["arenas"], *state["stores"])}
+    connections = [state["agent"], *(zygote["connection"] for zygote in state["zygotes"])]
+    for saved in state["attempts"]:
+        found |= {saved["gate"], saved["report"]}
+        if saved["terminal"] is not None:
+            found |= set(saved["terminal"].values())
+        connections += saved["links"] + saved.get("attached", [])
+    found |= {connection["fd"] for connection in connections if connection is not None}
+    return {fd for fd in found if fd >= 0}

@@ -197,9 +197,12 @@ class Zygotes:
         zygote = self._add(entry, 1, pid, ours)
         zygote.group = group
         zygote.report = report
-        zygote.timer = self.keeper.loop.after(IMPORT_SECONDS, lambda: self._hung(zygote))
+        self._expect_ready(zygote)
         modules = entry.spec["preload"]
         zygote.connection.send({"type": "preload", "modules": modules, "layer": 1})
+
+    def _expect_ready(self, zygote: Zygote) -> None:
+        zygote.timer = self.keeper.loop.after(IMPORT_SECONDS, lambda: self._hung(zygote))
 
     def _add(self, entry: Entry, layer: int, pid: int, sock: socket.socket) -> Zygote:
         connection = Connection(
@@ -222,7 +225,9 @@ class Zygotes:
             self._ready(zygote, message)
         elif kind == "failed":
             reason = f"{message.get('module')}: {message.get('error')}"
-            self._fail(zygote.entry, f"the warm parent could not import {reason}")
+            if zygote.layer == 1:
+                self._fail(zygote.entry, f"the warm parent could not import {reason}")
+            log(f"zygote {zygote.pid} could not import {reason}")
             self._end(zygote)
         elif kind == "layer" and len(descriptors) == 1:
             self._grow(zygote, message, socket.socket(fileno=descriptors.pop()))
@@ -277,7 +282,7 @@ class Zygotes:
         self._end(zygote)
 
     def _hung_up(self, zygote: Zygote) -> None:
-        send_signal(zygote.pidfd, 9) if zygote.pidfd >= 0 else None
+        self._end(zygote)
 
     def _end(self, zygote: Zygote) -> None:
         """Kill it; `_died` does the rest."""
@@ -406,6 +411,8 @@ class Zygotes:
             zygote.is_ready, zygote.seconds = saved["is_ready"], saved["seconds"]
             if saved["group"]:
                 zygote.group = self.keeper.containment.group_at(saved["group"], "")
+            if not zygote.is_ready:
+                self._expect_ready(zygote)
             zygote.connection.take_state(saved["connection"])
 
     @property
