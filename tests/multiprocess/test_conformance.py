@@ -300,11 +300,26 @@ def test_breaking_pipes_and_full_devices_end_alike(both):
     both.compare("import os, sys; sys.stdout = open('/dev/full', 'w'); print('lost')")
 
 
-def test_the_coerced_locale_shows_in_the_environment(tmp_path):
-    env = {"PATH": os.environ["PATH"]}
-    (tmp_path / "p.py").write_text(
-        "import os, sys; print(sorted(os.environ.items()), sys.stdout.errors, sys.flags.utf8_mode)"
-    )
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},  # no locale at all: the interpreter coerces one and puts it into its environment
+        {"LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1"},
+        {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+        {"PYTHONIOENCODING": "latin-1:replace", "PYTHONDONTWRITEBYTECODE": "1"},
+        {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "error::UserWarning"},
+        {"PYTHONFAULTHANDLER": "1", "PYTHONOPTIMIZE": "1"},
+    ],
+    ids=lambda variables: ",".join(variables) or "bare",
+)
+def test_variables_of_the_interpreter_are_honoured(tmp_path, variables):
+    env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **variables}
+    (tmp_path / "probe.py").write_text((PROGRAMS / "probe.py").read_text())
     with FakeKeeper(tmp_path, env=env) as keeper:
         both = Both(keeper, tmp_path)
-        assert both.forked(script("p.py"), env=env) == both.plain(["p.py"], env=env)
+        plain_run = both.plain(["probe.py", "plain.json"], env=env)
+        assert plain_run[0] == 0, plain_run
+        assert both.forked(script("probe.py", "forked.json"), env=env) == plain_run
+    plain, _ = load(tmp_path / "plain.json")
+    forked, _ = load(tmp_path / "forked.json")
+    assert forked == plain

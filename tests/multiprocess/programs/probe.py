@@ -1,6 +1,7 @@
 """Writes all that a program can see of its process as JSON to the file named by its first argument."""
 
 import atexit
+import io
 import json
 import locale
 import os
@@ -41,7 +42,9 @@ def streams():
             stream.fileno(),
             stream.isatty(),
             type(stream).__name__,
-            type(getattr(stream, "buffer", None)).__name__,
+            isinstance(stream.buffer, io.RawIOBase),
+            isinstance(stream.buffer, io.BufferedIOBase),
+            stream.write_through,
             stream is getattr(sys, f"__{name}__"),
             stream.closed,
         ]

@@ -80,7 +80,7 @@ def _read(
     item: dict[str, Any], keeper: int, remaining: list[int], surroundings: Surroundings
 ) -> Assignment:
     helper = item.get("helper")
-    program = None if helper else item["program"]
+    program = None if helper else dict(item["program"])
     if program is not None and program["kind"] not in ("script", "module"):
         raise BatchError(f"a program of kind {program['kind']!r} is not started by a fork")
     if helper and "torch.distributed" not in sys.modules:

@@ -7,6 +7,7 @@ and its command line there, in place. Called by the zygote before a fork (to fin
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
 _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2 << 20
+_FAULTS = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 _MARK_NAME = b"ARGOSY_MARK="
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -74,6 +76,8 @@ def find_touched_signals() -> tuple[int, ...]:
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     caught, ignored = int(fields["SigCgt"], 16), int(fields["SigIgn"], 16)
+    if faulthandler.is_enabled():  # by PYTHONFAULTHANDLER: the rank is to have it, too
+        caught &= ~sum(_bit(number) for number in _FAULTS)
     is_fresh = (
         caught == _bit(signal.SIGINT)
         and ignored == _bit(signal.SIGPIPE) | _bit(signal.SIGXFSZ)

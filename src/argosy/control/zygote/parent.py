@@ -48,6 +48,9 @@ class _Parent:
         self._channel = channel
         self._keeper = os.getppid()
         self._surroundings = Surroundings.find()
+        if not sys.flags.safe_path:
+            # The directory that the keeper happens to be in: preloads must not be found there.
+            del sys.path[0]
         self._preloads = Preloads()
         self._libraries = Libraries()
         self._layer = 0

@@ -30,7 +30,7 @@ def become(assignment: Assignment) -> NoReturn:
     _arrange_descriptors(assignment)
     _reset_signals(assignment.touched_signals)
     _apply_limits(assignment)
-    stdio.rebuild(assignment.is_tty)
+    stdio.rebuild()
     libraries.reseed()
     faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True, chain=False)
     assignment.surroundings.memory.write_mark(assignment.mark)

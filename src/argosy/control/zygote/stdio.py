@@ -30,7 +30,7 @@ _kept: list[object] = []
 """The zygote's own streams: loggers made by preloads may still write to them."""
 
 
-def rebuild(is_tty: bool) -> None:
+def rebuild() -> None:
     """Replace the three streams and their `sys.__std*__` twins."""
     _kept.extend((sys.stdin, sys.stdout, sys.stderr))
     old_in, old_out = sys.__stdin__ or sys.__stdout__, sys.__stdout__
@@ -55,7 +55,11 @@ def _reader(encoding: str, errors: str) -> io.TextIOWrapper:
     raw = io.FileIO(0, "rb", closefd=False)
     cast(Any, raw).name = "<stdin>"
     stream = io.TextIOWrapper(
-        io.BufferedReader(raw), encoding=encoding, errors=errors, line_buffering=os.isatty(0)
+        io.BufferedReader(raw),
+        encoding=encoding,
+        errors=errors,
+        line_buffering=os.isatty(0),
+        write_through=_is_unbuffered(),
     )
     cast(Any, stream).mode = "r"
     return stream
@@ -65,7 +69,7 @@ def _writer(descriptor: int, name: str, encoding: str, errors: str) -> io.TextIO
     is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     raw = (_LogFile if is_file else io.FileIO)(descriptor, "wb", closefd=False)
     cast(Any, raw).name = name
-    is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED")) and not sys.flags.ignore_environment
+    is_unbuffered = _is_unbuffered()
     stream = io.TextIOWrapper(
         cast(Any, raw) if is_unbuffered else io.BufferedWriter(raw),
         encoding=encoding,
@@ -76,3 +80,7 @@ def _writer(descriptor: int, name: str, encoding: str, errors: str) -> io.TextIO
     )
     cast(Any, stream).mode = "w"
     return stream
+
+
+def _is_unbuffered() -> bool:
+    return bool(os.environ.get("PYTHONUNBUFFERED")) and not sys.flags.ignore_environment
