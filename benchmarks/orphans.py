@@ -63,6 +63,7 @@ class Campaign:
         self.kills: Counter[str] = Counter()
         self.orphans: list[str] = []
         self._seen: set[tuple[int, int]] = set()
+        self._seq = 0
         self._client: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
@@ -96,8 +97,9 @@ class Campaign:
             os.kill(random_source.choice(pids), signal.SIGKILL)
         self.kills[kind] += 1
         time.sleep(SETTLE_SECONDS)
+        looked_at = time.time()
         alive = self.members_alive()
-        live = self.live_attempts()
+        live = self.live_attempts() | self.ended_after(looked_at)
         for pid, start, attempt in alive:
             if attempt not in live and (pid, start) not in self._seen:
                 self._seen.add((pid, start))
@@ -135,6 +137,22 @@ class Campaign:
                 attempt, *lines = path.read_text().splitlines()
                 pairs = [(int(p), int(s)) for p, s in (line.split() for line in lines)]
                 found += [(pid, start, attempt) for pid, start in pairs if start_time(pid) == start]
+        return found
+
+    def ended_after(self, looked_at: float) -> set[str]:
+        """Attempts that were live at that moment and ended before the controller was asked.
+
+        A tied run is stopped two seconds after its client's death, just when the check looks. What was lost with its
+        keeper is never excused by this: it had no owner from the keeper's death on, whenever the log says so.
+        """
+        found = set()
+        while events := self.cluster.get(f"/v1/events?after={self._seq}&limit=1000")["events"]:
+            self._seq = events[-1]["seq"]
+            for event in events:
+                fact = event["fact"]
+                is_exit = fact["kind"] == "attempt.exited" and not fact.get("lost", False)
+                if is_exit and event["at"] > looked_at:
+                    found.add(fact["attempt"])
         return found
 
     def live_attempts(self) -> set[str]:

@@ -15,8 +15,15 @@ pytestmark = pytest.mark.multiprocess
 
 
 class ClusterThatOwns:
-    def __init__(self, *attempts):
+    """Says which attempts are live now, and has one page of events."""
+
+    def __init__(self, *attempts, events=()):
         self.attempts = attempts
+        self.events = list(events)
+
+    def get(self, path):
+        page, self.events = self.events, []
+        return {"events": page}
 
     def processes(self):
         return [{"attempt": attempt, "state": "running"} for attempt in self.attempts]
@@ -70,3 +77,25 @@ def test_members_of_a_live_attempt_are_no_orphans(family, tmp_path):
     campaign = Campaign(ClusterThatOwns("ghost"), tmp_path)
     campaign.kill("user", TakeFirst(leader.pid))
     assert campaign.orphans == []
+
+
+def exited(seconds_from_now, **more):
+    fact = {"kind": "attempt.exited", "attempt": "ghost"} | more
+    return {"seq": 1, "at": time.time() + seconds_from_now, "fact": fact}
+
+
+def test_an_attempt_that_ended_after_the_look_was_live_at_the_look(family, tmp_path):
+    leader, _ = family
+    campaign = Campaign(ClusterThatOwns(events=[exited(3600)]), tmp_path)
+    campaign.kill("user", TakeFirst(leader.pid))
+    assert campaign.orphans == []
+
+
+@pytest.mark.parametrize("event", [exited(-3600), exited(3600, lost=True)], ids=["ended", "lost"])
+def test_an_attempt_that_ended_before_or_was_lost_with_its_keeper_excuses_nobody(
+    family, tmp_path, event
+):
+    leader, _ = family
+    campaign = Campaign(ClusterThatOwns(events=[event]), tmp_path)
+    campaign.kill("user", TakeFirst(leader.pid))
+    assert len(campaign.orphans) == 3
