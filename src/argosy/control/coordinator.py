@@ -97,8 +97,8 @@ class Coordinator:
 
     def replay(self, event: Event) -> None:
         """Fold an event of the log; decisions wait for the first input after it."""
-        self._fold(event)
         self._has_resumed = False
+        self._fold(event)
 
     def submit(
         self,
@@ -434,7 +434,7 @@ class Coordinator:
         self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
         self._touched[attempt.host] = None
         if not attempt.is_alive:
-            self.hosts[attempt.host].finish(attempt.id, event.seq)
+            self._finish(self.hosts[attempt.host], attempt.id)
 
     def _effect_formed(self, event: Event, supervisor: Supervisor, fact: GenerationFormed) -> None:
         for attempt in supervisor.roles[fact.role].alive():
@@ -462,8 +462,15 @@ class Coordinator:
         self.queue.release(fact.run, supervisor.spec, supervisor.admitted.hosts)
         for host in supervisor.hosts():
             self.hosts[host].touch_run(fact.run, event.seq)
-            self.hosts[host].finish(fact.run, event.seq)
+            self._finish(self.hosts[host], fact.run)
             self._touched[host] = None
+
+    def _finish(self, state: HostWants, name: str) -> None:
+        """The host is told once that it may forget; one that missed it says so in its next hello."""
+        if self._has_resumed:
+            state.finish(name, self.seq)
+        else:
+            state.drop(name)
 
     def _settle(self, now: float) -> Outputs:
         """Decide until nothing follows any more, then tell the hosts."""

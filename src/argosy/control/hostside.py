@@ -102,6 +102,7 @@ class HostSide:
         self._runs: dict[str, _Holding] = {}
         self._stores: dict[Key, dict[str, Any] | None] = {}
         """None: asked for."""
+        self._missing: dict[Key, Launch] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._own = ""
         self._next_id = 0
@@ -404,6 +405,11 @@ class HostSide:
                 self._stores.setdefault(store_key(first), None)
             names = [launch.attempt for launch in group]
             self._ask(spawn_frame(group, self._secret), "spawn", (store_key(first), names))
+        for key, launch in self._missing.items():
+            if key not in self._stores:  # no member of that generation is started here
+                self._stores[key] = None
+                self._ask(store_frame(launch), "spawn", (key, []))
+        self._missing.clear()
         for run, holding in self._runs.items():
             if not holding.is_asked:
                 holding.is_asked = True
@@ -461,9 +467,8 @@ class HostSide:
         """The generation's store, if it is known; else it is asked for."""
         key = store_key(launch)
         if key not in self._stores:
-            self._stores[key] = None
-            self._ask(store_frame(launch), "spawn", (key, []))
-        return self._stores[key]
+            self._missing[key] = launch
+        return self._stores.get(key)
 
     def _stop(self, local: _Local, level: str) -> None:
         if local.state == "":

@@ -75,8 +75,12 @@ class HostWants:
             if needed > self.confirmed:
                 return
             del self._finished[name]
-            self._attempts.pop(name, None)
-            self._runs.pop(name, None)
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """Forget an attempt or run."""
+        self._attempts.pop(name, None)
+        self._runs.pop(name, None)
 
     @property
     def is_behind(self) -> bool:

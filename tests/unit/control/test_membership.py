@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import pytest
+
+from argosy.config.spec import Backoff, Budget, RoleSpec
+from argosy.errors import InvariantError
+from argosy.protocol.facts import (
+    AttemptPlanned,
+    AttemptReleased,
+    Event,
+    GenerationFormed,
+)
+from argosy.testing.scripted import ScriptedHost
+
+AT_ONCE = Backoff(first_seconds=0.0, jitter=0.0)
+
+
+def gang(count=4, **more):
+    return RoleSpec(command=["python", "train.py"], gang=True, count=count, **more)
+
+
+def begin(host, *, joined=False, count=4, **more):
+    host.submit({"train": gang(count, **more)})
+    host.start()
+    if joined:
+        for index in range(count):
+            host.report("joined", f"train.{index}.0", generation=1)
+
+
+def members(host):
+    return [fact.members for fact in host.facts(GenerationFormed)]
+
+
+def test_a_gang_starts_as_generation_one_with_torchruns_environment():
+    host = ScriptedHost()
+    host.submit({"train": gang(2, budget=Budget(user=5))})
+    env = host.want("train.1.0").launch.env
+    expected = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": "1",
+        "ROLE_WORLD_SIZE": "2",
+        "ROLE_NAME": "train",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_RUN_ID": host.run,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+        "ARGOSY_GENERATION": "1",
+    }
+    assert {key: env.get(key) for key in expected} == expected
+    assert env["TORCHELASTIC_ERROR_FILE"].endswith(f"errors/{host.run}.train.1.0.json")
+    assert members(host) == [[0, 1]]
+
+
+def test_a_plain_gang_restarts_together_after_all_of_it_is_reaped():
+    host = ScriptedHost()
+    begin(host, backoff=AT_ONCE)
+    host.exit("train.2.0", signal=9)
+    assert sorted(host.wanted("term")) == ["train.0.0", "train.1.0", "train.3.0"]
+    for index in (0, 1):
+        host.exit(f"train.{index}.0", signal=15)
+    assert len(members(host)) == 1, "one of the old generation is not reaped"
+    host.exit("train.3.0", signal=15)
+    host.advance(0.1)
+    assert members(host) == [[0, 1, 2, 3]] * 2
+    assert host.waiting() == [f"train.{index}.1" for index in range(4)]
+    env = host.want("train.2.1").launch.env
+    assert (env["TORCHELASTIC_RESTART_COUNT"], env["ARGOSY_GENERATION"]) == ("1", "2")
+
+
+def test_members_that_joined_survive_and_reform_around_a_replacement():
+    host = ScriptedHost()
+    begin(host, joined=True, backoff=AT_ONCE)
+    host.exit("train.2.0", signal=9)
+    assert host.wanted("term") == []
+    assert members(host)[-1] == [0, 1, 2, 3]
+    assert host.waiting() == ["train.2.1"]
+    want = host.want("train.0.0")
+    assert want.state == "running"
+    assert want.reform == {"generation": 2, "rank": 0, "world_size": 4}
+    assert host.want("train.2.1").launch.rank == 2
+
+
+def test_members_that_have_not_joined_are_restarted_beside_those_that_have():
+    host = ScriptedHost()
+    begin(host, backoff=AT_ONCE)
+    host.report("joined", "train.0.0", generation=1)
+    host.exit("train.2.0", signal=9)
+    assert sorted(host.wanted("term")) == ["train.1.0", "train.3.0"]
+    host.exit("train.1.0", signal=15)
+    host.exit("train.3.0", signal=15)
+    assert host.want("train.0.0").reform["generation"] == 2
+    assert host.waiting() == ["train.2.1", "train.1.1", "train.3.1"] or sorted(host.waiting()) == [
+        "train.1.1",
+        "train.2.1",
+        "train.3.1",
+    ]
+
+
+def test_a_spare_takes_the_dead_members_rank_and_a_new_spare_is_parked():
+    host = ScriptedHost()
+    begin(host, joined=False, spares=1, backoff=AT_ONCE)
+    host.start()
+    assert host.want("train.4.0").launch.parked
+    assert "RANK" not in host.want("train.4.0").launch.env
+    for index in range(4):
+        host.report("joined", f"train.{index}.0", generation=1)
+    host.exit("train.1.0", signal=9)
+    assert members(host)[-1] == [0, 4, 2, 3]
+    released = host.facts(AttemptReleased)[-1]
+    assert (released.attempt, released.rank) == (f"{host.run}.train.4.0", 1)
+    launch = host.want("train.4.0").launch
+    assert not launch.parked
+    assert launch.env["RANK"] == "1"
+    parked = host.facts(AttemptPlanned)[-1]
+    assert (parked.index, parked.parked) == (1, True)
+
+
+def test_a_member_that_ends_well_early_is_not_a_failure():
+    host = ScriptedHost()
+    begin(host, count=3)
+    host.exit("train.0.0", code=0)
+    host.exit("train.1.0", code=0)
+    assert host.ended is None
+    assert host.wanted("term") == []
+    host.exit("train.2.0", code=0)
+    assert host.ended.outcome == "succeeded"
+
+
+def test_parked_spares_do_not_keep_a_finished_run_alive():
+    host = ScriptedHost()
+    begin(host, count=1, spares=2)
+    host.start()
+    host.exit("train.0.0", code=0)
+    assert sorted(host.wanted("kill")) == ["train.1.0", "train.2.0"]
+    host.exit("train.1.0", signal=9)
+    host.exit("train.2.0", signal=9)
+    assert host.ended.outcome == "succeeded"
+
+
+def test_a_gang_counts_one_failure_for_each_generation_however_many_members_fell():
+    host = ScriptedHost()
+    begin(host, count=2, budget=Budget(user=2), backoff=AT_ONCE)
+    for number in range(2):
+        host.start()
+        host.exit(f"train.0.{number}", code=1)
+        host.exit(f"train.1.{number}", code=1)
+        host.advance(30.0)
+        assert host.ended is None
+    host.start()
+    host.exit("train.0.2", code=1)
+    host.exit("train.1.2", code=1)
+    assert host.ended.outcome == "failed"
+
+
+def test_an_elastic_gang_goes_on_smaller_when_its_budget_is_spent():
+    host = ScriptedHost()
+    begin(host, joined=True, min=2, budget=Budget(user=0), backoff=AT_ONCE)
+    host.exit("train.1.0", code=1)
+    assert members(host)[-1] == [0, 2, 3]
+    assert host.want("train.3.0").reform == {"generation": 2, "rank": 2, "world_size": 3}
+    host.exit("train.0.0", code=1)
+    assert members(host)[-1] == [2, 3]
+    assert host.waiting() == []
+    host.exit("train.2.0", code=1)
+    assert host.wanted("term") == ["train.3.0"]
+    host.exit("train.3.0", signal=15)
+    assert host.ended.outcome == "failed"
+
+
+def test_the_cause_of_a_gangs_failure_is_the_kill_not_the_broken_collective():
+    host = ScriptedHost()
+    begin(host, count=2, budget=Budget(user=0, host=5), backoff=AT_ONCE)
+    died_at = host.now
+    host.advance(0.01)
+    host.report("exited", "train.0.0", code=1, error="[gloo] connection reset", at=host.now)
+    host.report("exited", "train.1.0", signal=9, at=died_at)
+    assert len(members(host)) == 2, "a kill from outside is not charged to the program"
+
+
+def test_stopping_one_member_of_an_elastic_gang_makes_it_smaller():
+    host = ScriptedHost()
+    begin(host, joined=True, min=2)
+    host.stop("train", 3)
+    host.exit("train.3.0", signal=15)
+    assert members(host)[-1] == [0, 1, 2]
+
+
+def test_stopping_one_member_of_a_rigid_gang_ends_it():
+    host = ScriptedHost()
+    begin(host, joined=True)
+    host.stop("train", 3)
+    host.exit("train.3.0", signal=15)
+    assert sorted(host.wanted("term")) == ["train.0.0", "train.1.0", "train.2.0"]
+    for index in range(3):
+        host.exit(f"train.{index}.0", signal=15)
+    assert host.ended.outcome == "stopped"
+
+
+def test_a_generation_before_the_last_is_reaped_is_impossible():
+    host = ScriptedHost()
+    begin(host, count=2)
+    supervisor = host.coordinator.runs[host.run]
+    fact = GenerationFormed(run=host.run, role="train", generation=2, members=[0, 1], reason="")
+    with pytest.raises(InvariantError, match="reaped"):
+        supervisor.apply(Event(seq=99, at=0.0, fact=fact))
+
+
+def test_a_spare_that_dies_while_parked_is_parked_again_and_costs_the_gang_nothing():
+    host = ScriptedHost()
+    begin(host, count=2, spares=1, budget=Budget(host=2), backoff=AT_ONCE)
+    host.start()
+    for number in range(3):
+        host.exit(f"train.2.{number}", signal=9)
+        host.advance(1.0)
+        host.start()
+    assert len(members(host)) == 1
+    assert host.ended is None
+    assert host.wanted() == ["train.0.0", "train.1.0"], "its budget is spent: no further spare"
+
+
+def test_a_plain_gang_backs_off_between_generations_of_its_own_failures():
+    host = ScriptedHost()
+    begin(host, count=1, budget=Budget(user=9), backoff=Backoff(first_seconds=2.0, jitter=0.0))
+    host.exit("train.0.0", code=1)
+    host.advance(1.9)
+    assert len(members(host)) == 1
+    assert "restarts in" in host.coordinator.run_view(host.run).waiting
+    host.advance(0.2)
+    assert len(members(host)) == 2
