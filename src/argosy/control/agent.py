@@ -15,7 +15,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from collections import deque
@@ -210,6 +209,8 @@ class Agent:
 
     async def _succeed(self) -> None:
         """A new keeper, with everything of the old one that this agent holds."""
+        from argosy.control.succession import replace_keeper
+
         try:
             await self._loop.run_in_executor(None, replace_keeper, self._cluster, self._held)
         except (OSError, ArgosyError) as error:
@@ -333,19 +334,6 @@ class Agent:
             # A bug of ours: a fresh agent, which asks keeper and controller anew, is the best that can follow.
             logger.error("the agent ends", exc_info=task.exception())
             self._stopped.set()
-
-
-def replace_keeper(cluster: Cluster, held: Held) -> None:
-    """Sweep what the dead keeper left, start a new one, and hand the descriptors over."""
-    from argosy.control.keeper.sweep import start_keeper, sweep_dead_keeper
-
-    sweep_dead_keeper(cluster.directory, cluster.runtime)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        start_keeper(cluster.directory, cluster.runtime, inherit_fd=theirs.fileno())
-        theirs.close()
-        count = held.hand_over(ours)
-    logger.info("a new keeper was started and given %d descriptors", count)
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ import msgspec
 from argosy.config.checks import check_spec
 from argosy.config.spec import Submission
 from argosy.control.agentlinks import AgentLinks
+from argosy.control.blobs import Blobs
 from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.eventlog import EventLog
 from argosy.control.home import Cluster
@@ -49,6 +50,7 @@ class Conductor:
         self.log = log
         self.coordinator = Coordinator(runs_directory=cluster.runs, seed=os.urandom(8).hex())
         self.tally = Tally()
+        self.blobs = Blobs(self.tally)
         self.links = AgentLinks(self._received, self._left)
         self._began = time.monotonic()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -57,6 +59,7 @@ class Conductor:
         """Called after everything that may have changed whether the cluster is idle."""
         self._agent_wait_seconds = agent_wait_seconds
         self._outbox: deque[_Outgoing] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._clock_offset = time.time() - time.monotonic()
 
@@ -162,10 +165,25 @@ class Conductor:
         name = hashlib.sha256(data.encode()).hexdigest()
         for host in self.links.hosts():
             await self.links.ask(host, "put_blob", {"name": name, "data": data})
+        self.blobs.keep(name, data)
         return name
+
+    async def _learn_blobs(self, host: str) -> None:
+        """After a restart: what live runs need, from the keeper that has it."""
+        for name in self.blobs.missing():
+            try:
+                answer = await self.links.ask(host, "get_blob", {"name": name})
+            except ClusterError as error:
+                logger.info("host %s: %s", host, error.what)
+                continue
+            self.blobs.keep(name, str(answer["data"]))
 
     def _received(self, host: str, message: Hello | Report) -> None:
         self.apply(self.coordinator.receive(self.now(), host, message))
+        if isinstance(message, Hello) and self.blobs.missing():
+            task = asyncio.create_task(self._learn_blobs(host))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def _left(self, host: str) -> None:
         self.coordinator.disconnected(self.now(), host)

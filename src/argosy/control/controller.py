@@ -23,6 +23,7 @@ from argosy.control.conductor import Conductor
 from argosy.control.eventlog import EventLog
 from argosy.control.home import Cluster
 from argosy.control.keeper.records import read_json
+from argosy.control.keeperlink import Held
 from argosy.control.presence import LifeWatch, take_lock
 from argosy.control.shutdown import Shutdown
 from argosy.errors import ArgosyError
@@ -127,21 +128,23 @@ class Controller:
             await asyncio.sleep(0.02)
         if self._is_kept_by(keeper):
             logger.warning("nobody has replaced the keeper: doing it")
-            await loop.run_in_executor(None, _replace_keeper, self._cluster)
+            held = self._conductor.blobs.hold_all()
+            await loop.run_in_executor(None, _replace_keeper, self._cluster, held)
         self._stopped.set()
 
     def _is_kept_by(self, keeper: dict[str, object]) -> bool:
         return read_json(self._cluster.keeper_json).get("keeper") == keeper.get("keeper")
 
 
-def _replace_keeper(cluster: Cluster) -> None:
-    from argosy.control.keeper.sweep import start_keeper, sweep_dead_keeper
+def _replace_keeper(cluster: Cluster, held: Held) -> None:
+    from argosy.control.succession import replace_keeper
 
     try:
-        sweep_dead_keeper(cluster.directory, cluster.runtime)
-        start_keeper(cluster.directory, cluster.runtime)
+        replace_keeper(cluster, held)
     except (OSError, ArgosyError) as error:
         logger.error("a new keeper could not be started: %s", error)
+    finally:
+        held.close()
 
 
 def _import_http() -> tuple[type[HttpApi], type[HttpServer]]:

@@ -29,6 +29,8 @@ class Tally:
         self.tied: set[str] = set()
         """Runs alive that end with their client."""
         self.num_ended = 0
+        self._blobs: dict[str, set[str]] = {}
+        """Digests of the values that each live run needs."""
         self._ended_at: dict[str, int] = {}
         self._ranks: dict[str, Ranks] = {}
         self._attempts: dict[str, tuple[str, str, Place]] = {}
@@ -47,6 +49,8 @@ class Tally:
             self._attempts.pop(fact.attempt, None)
         elif isinstance(fact, RunSubmitted):
             self.queued.add(fact.run)
+            names = {fact.env_blob, *fact.secret_blobs.values()}
+            self._blobs[fact.run] = {name for name in names if name}
             if fact.spec.tied:
                 self.tied.add(fact.run)
         elif isinstance(fact, RunAdmitted):
@@ -59,6 +63,7 @@ class Tally:
         self.queued.discard(run)
         self.running.discard(run)
         self.tied.discard(run)
+        self._blobs.pop(run, None)
         self.num_ended += 1
         self._ended_at[run] = seq
 
@@ -71,6 +76,10 @@ class Tally:
     def is_idle(self) -> bool:
         """Nothing is alive."""
         return not self.queued and not self.running
+
+    def blobs(self) -> set[str]:
+        """Digests of the values that live runs need."""
+        return set().union(*self._blobs.values())
 
     def end_of(self, run: str) -> int | None:
         """Sequence number of the run's end; None while it lives."""

@@ -1,0 +1,70 @@
+import socket
+
+from argosy.config.spec import RoleSpec, RunSpec
+from argosy.control import blobs as blobs_module
+from argosy.control.blobs import Blobs
+from argosy.control.keeper.frames import FrameBuffer
+from argosy.control.tally import Tally
+from argosy.protocol.facts import Event, RunEnded, RunSubmitted
+
+SPEC = RunSpec(roles={"a": RoleSpec(command=["true"])})
+
+
+def submitted(seq, run, env_blob, **secrets):
+    fact = RunSubmitted(run=run, name=run, spec=SPEC, env_blob=env_blob, secret_blobs=secrets)
+    return Event(seq=seq, at=0.0, fact=fact)
+
+
+def ended(seq, run):
+    return Event(seq=seq, at=0.0, fact=RunEnded(run=run, outcome="succeeded", exit_code=0))
+
+
+def test_what_live_runs_need_is_held_and_what_is_not_known_is_named():
+    tally = Tally()
+    blobs = Blobs(tally)
+    blobs.keep("e1", "one")
+    blobs.keep("s1", "secret")
+    tally.apply(submitted(1, "r1", "e1", KEY="s1"))
+    tally.apply(submitted(2, "r2", "e2"))
+    assert blobs.missing() == ["e2"]
+    held = blobs.hold_all()
+    assert held.read_blob("e1") == b"one"
+    assert held.read_blob("s1") == b"secret"
+    assert held.read_blob("e2") is None
+    held.close()
+    tally.apply(ended(3, "r1"))
+    assert len(blobs.hold_all()) == 0
+
+
+def test_values_that_no_live_run_needs_are_forgotten_in_time():
+    tally = Tally()
+    blobs = Blobs(tally)
+    tally.apply(submitted(1, "r1", "used"))
+    blobs.keep("used", "u")
+    for number in range(200):
+        blobs.keep(f"b{number}", "x")
+    assert len(blobs._values) <= blobs_module._MOST_UNUSED + 1
+    assert blobs.missing() == []
+
+
+def test_a_new_keeper_is_given_descriptors_it_can_read():
+    tally = Tally()
+    blobs = Blobs(tally)
+    tally.apply(submitted(1, "r1", "e1"))
+    blobs.keep("e1", "value" * 1000)
+    held = blobs.hold_all()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert held.hand_over(ours) == 1
+        held.close()
+        data, descriptors, _, _ = socket.recv_fds(theirs, 65536, 8)
+        buffer = FrameBuffer(1 << 20)
+        buffer.feed(data)
+        frame = buffer.next()
+        assert (frame["type"], frame["kind"], frame["name"]) == ("hold", "blob", "e1")
+        if (end := buffer.next()) is None:
+            buffer.feed(theirs.recv(65536))
+            end = buffer.next()
+        assert end == {"type": "end"}
+        with open(descriptors[0], "rb") as file:
+            assert file.read() == b"value" * 1000
