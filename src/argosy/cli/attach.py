@@ -11,6 +11,7 @@ from argosy.cli.arguments import Arguments
 from argosy.cli.connection import connect, processes_of
 from argosy.cli.progress import Progress
 from argosy.cli.terminal import converse, size_of
+from argosy.cli.why import report_end
 from argosy.control.submission import RunHandle
 from argosy.errors import NotFoundError
 from argosy.protocol.httpclient import Client
@@ -60,7 +61,7 @@ def attach_to_new(handle: RunHandle, client: Client) -> int:
     if process and process.get("stdout") and os.path.exists(process["stdout"]):
         with open(process["stdout"], "rb") as file:
             sys.stdout.buffer.write(file.read())
-    return _end(view, client)
+    return report_end(view, client)
 
 
 def _converse(handle: RunHandle, client: Client, process: dict[str, Any], begin: int) -> int:
@@ -71,10 +72,4 @@ def _converse(handle: RunHandle, client: Client, process: dict[str, Any], begin:
         return DETACHED
     with Progress().during("waiting for the run to end"):
         view = handle.wait(30.0)
-    return _end(view, client)
-
-
-def _end(view: dict[str, Any], client: Client) -> int:
-    from argosy.cli.run import report_end
-
     return report_end(view, client)

@@ -11,6 +11,7 @@ from argosy.cli.connection import connect
 from argosy.cli.paint import Paint, render_table, size
 from argosy.cli.program import read_program
 from argosy.cli.run import print_handles, submit_program
+from argosy.control.home import open_cluster
 from argosy.errors import NotFoundError
 
 HEADERS = ["RUN", "NAME", "PRIORITY", "SHARE", "CPUS", "MEMORY", "AHEAD"]
@@ -35,8 +36,7 @@ def add(arguments: Arguments) -> int:
     """Submit a run that waits in the queue; prints the ids and returns."""
     program = read_program(arguments)
     program.spec["queued"] = True
-    handles, _ = submit_program(program)
-    print_handles(handles, arguments)
+    print_handles(submit_program(program, open_cluster()), arguments)
     return 0
 
 

@@ -12,7 +12,7 @@ import sys
 from argosy.cli.arguments import Arguments
 from argosy.cli.program import Program, read_program
 from argosy.cli.progress import Progress
-from argosy.control.home import open_cluster
+from argosy.control.home import Cluster, open_cluster
 from argosy.control.submission import RunHandle, describe_shell, is_text, send
 from argosy.protocol.httpclient import Client
 
@@ -24,23 +24,22 @@ if TYPE_CHECKING:
 def run(arguments: Arguments) -> int:
     """Submit and follow; the exit code is the first cause's."""
     program = read_program(arguments)
-    handles, client = submit_program(program)
+    cluster = open_cluster()
+    handles = submit_program(program, cluster)
     if arguments.get("detach") or program.spec.get("service") or len(handles) != 1:
         print_handles(handles, arguments)
         return 0
-    return follow(handles[0], client, program.spec, arguments)
+    return follow(handles[0], cluster, program.spec, arguments)
 
 
-def submit_program(program: Program) -> tuple[list[RunHandle], Client]:
+def submit_program(program: Program, cluster: Cluster) -> list[RunHandle]:
     """Hand it to the cluster, which is started if need be."""
-    cluster = open_cluster()
     submission = describe_shell(program.spec, env=program.env)
     if program.secrets:
         submission["secrets"] = program.secrets
     _warn_of_lost_variables(submission["env"])
     with Progress().during("starting the cluster"):
-        handles = send(cluster, submission)
-    return handles, Client(cluster.http_socket)
+        return send(cluster, submission)
 
 
 def print_handles(handles: list[RunHandle], arguments: Arguments) -> None:
@@ -52,8 +51,9 @@ def print_handles(handles: list[RunHandle], arguments: Arguments) -> None:
             print(handle.run)
 
 
-def follow(handle: RunHandle, client: Client, spec: dict[str, Any], arguments: Arguments) -> int:
+def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments: Arguments) -> int:
     """Stay with the run until it ends; the exit code of this command."""
+    client = Client(cluster.http_socket)
     if any(role.get("tty") for role in spec["roles"].values()) and sys.stdin.isatty():
         from argosy.cli.attach import attach_to_new
 
@@ -61,26 +61,27 @@ def follow(handle: RunHandle, client: Client, spec: dict[str, Any], arguments: A
     from argosy.cli.follow import DETACHED, Follower
     from argosy.cli.output import choose_output
 
-    view = handle.view()
+    view = _expected_view(handle, spec, cluster.runs)
     follower = Follower(client, view, choose_output(view), imports=_imports(spec))
     end = follower.follow(tied=bool(spec.get("tied")))
     if end is None:
         return DETACHED
     if arguments.get("json"):
         print(json.dumps(end))
+    if end["outcome"] == "succeeded":
+        return 0
+    from argosy.cli.why import report_end
+
     return report_end(end, client)
 
 
-def report_end(view: dict[str, Any], client: Client) -> int:
-    """Say how it ended if it did not end well; the exit code."""
-    code = int(view.get("exit_code") or 0)
-    if view["outcome"] == "succeeded":
-        return 0
-    from argosy.cli.why import explain_failure
-
-    sys.stdout.flush()
-    sys.stderr.write(explain_failure(client, view))
-    return code or 1
+def _expected_view(handle: RunHandle, spec: dict[str, Any], runs: str) -> dict[str, Any]:
+    """What the controller would say about the new run, as far as the output needs it: one question less."""
+    roles = [
+        {"role": role, "count": given.get("count", 1), "processes": []}
+        for role, given in spec["roles"].items()
+    ]
+    return {"run": handle.run, "directory": f"{runs}/{handle.run}", "roles": roles}
 
 
 def _imports(spec: dict[str, Any]) -> str:

@@ -48,6 +48,16 @@ def why(arguments: Arguments) -> int:
     return 0
 
 
+def report_end(view: dict[str, Any], client: Client) -> int:
+    """Say how it ended if it did not end well; the exit code."""
+    code = int(view.get("exit_code") or 0)
+    if view["outcome"] == "succeeded":
+        return 0
+    sys.stdout.flush()
+    sys.stderr.write(explain_failure(client, view))
+    return code or 1
+
+
 def explain_failure(client: Client, view: dict[str, Any]) -> str:
     """The end of a run that did not succeed, for stderr: cause, last lines, log file, collateral, how to see more."""
     paint = Paint(sys.stderr)
