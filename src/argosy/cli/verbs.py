@@ -118,6 +118,7 @@ VERBS = (
         options=RUN_OPTIONS,
         details=(
             "Also: `argosy run [options] -m MODULE [-- ARGUMENTS]` and `argosy run [options] -- COMMAND...`.\n"
+            "Paths are relative to the directory you are in, those in a SPEC.toml too.\n"
             "The cluster is started on demand. Output goes to the terminal as it comes; Ctrl-C stops the run gracefully,\n"
             "a second Ctrl-C kills it; when this command is killed the run goes on, unless --tied was given.\n"
             "The exit code is the first cause's: 0 only when the run succeeded, 128+n for signal n."

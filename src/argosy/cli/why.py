@@ -121,11 +121,12 @@ def _evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[str]:
     """Traceback or exec error, else the last lines of its log; and the file."""
     path, tail = log_tail(view["directory"], cause)
     error = error_lines(cause.exit or {})
-    shown = error if error and not set(error) <= set(tail) else tail
+    shown = error or tail
     lines = [f"    {paint('|', 'dim')} {line}" for line in shown[-EVIDENCE_LINES:]]
-    if error and shown is error and tail:
+    unsaid = [line for line in tail if line not in error] if error else []
+    if unsaid:
         lines.append(f"  {paint('last output', 'dim')}:")
-        lines += [f"    {paint('|', 'dim')} {line}" for line in tail[-4:]]
+        lines += [f"    {paint('|', 'dim')} {line}" for line in unsaid[-4:]]
     if path:
         lines.append(f"  {paint('log', 'dim')}: {path}")
     return lines
@@ -145,7 +146,9 @@ def log_tail(directory: str, attempt: Attempt) -> tuple[str, list[str]]:
             continue
         fallback = fallback or path
         if text.strip():
-            return path, readable_lines(text)[-EVIDENCE_LINES:]
+            prefix = f"[rank{attempt.rank}]: "
+            lines = [line.removeprefix(prefix) for line in readable_lines(text)]
+            return path, lines[-EVIDENCE_LINES:]
     return fallback, []
 
 

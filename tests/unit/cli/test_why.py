@@ -1,0 +1,47 @@
+"""The evidence beside a first cause: its last lines as a person would have seen them."""
+
+import pytest
+
+from argosy.analyze.attempts import Attempt
+from argosy.cli.why import log_tail, readable_lines
+
+
+@pytest.fixture
+def attempt():
+    return Attempt({"attempt": "a", "role": "train", "index": 1, "number": 0, "rank": 1})
+
+
+def write(tmp_path, name, text):
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    (tmp_path / "logs" / name).write_text(text)
+
+
+def test_the_last_lines_come_from_stderr_without_torchs_rank(tmp_path, attempt):
+    write(tmp_path, "train.1.0.out", "step 1\n")
+    write(tmp_path, "train.1.0.err", "[rank1]: KeyError: 'x'\n")
+    path, lines = log_tail(str(tmp_path), attempt)
+    assert path.endswith("train.1.0.err")
+    assert lines == ["KeyError: 'x'"]
+
+
+def test_a_silent_stderr_gives_way_to_stdout(tmp_path, attempt):
+    write(tmp_path, "train.1.0.out", "step 1\nstep 2\n")
+    write(tmp_path, "train.1.0.err", "\n")
+    assert log_tail(str(tmp_path), attempt)[1] == ["step 1", "step 2"]
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path, attempt):
+    write(tmp_path, "train.1.0.err", "x" * 100_000 + "\n" + "last\n" * 100)
+    assert log_tail(str(tmp_path), attempt)[1] == ["last"] * 12
+
+
+def test_a_missing_log_is_no_error(tmp_path, attempt):
+    assert log_tail(str(tmp_path), attempt) == ("", [])
+
+
+def test_overwritten_and_coloured_text_is_shown_as_it_was_seen():
+    assert readable_lines("\x1b[31mred\x1b[0m\n10%\r50%\r100%\r\n\nbell\x07\tx") == [
+        "red",
+        "100%",
+        "bell\tx",
+    ]
