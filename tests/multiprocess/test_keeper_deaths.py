@@ -264,3 +264,64 @@ def test_the_lock_is_not_passed_on_to_children(keeper, agent):
     keeper.kill()
     with open(keeper.runtime / "keeper.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_new_keeper_ends_the_services_that_survived_the_old_one(keeper, agent, client):
+    from argosy.control.keeper.census import look_at
+
+    survivor = subprocess.Popen(["sleep", "1000"])
+    bystander = subprocess.Popen(["sleep", "1000"])
+    try:
+        path = keeper.directory / "keeper.json"
+        content = json.loads(path.read_text())
+        content["services"] = {
+            "agent": {"pid": survivor.pid, "start": look_at(survivor.pid).start},
+            # Another process has that number by now: its start time differs.
+            "controller": {"pid": bystander.pid, "start": look_at(bystander.pid).start - 1},
+        }
+        keeper.kill()
+        path.write_text(json.dumps(content))
+        keeper.start()
+        assert survivor.wait(30) == -signal.SIGTERM
+        keeper.agent().request("statistics")
+        assert bystander.poll() is None
+    finally:
+        survivor.kill()
+        bystander.kill()
+        survivor.wait()
+        bystander.wait()
+
+
+def test_many_who_start_a_keeper_at_once_get_the_same_one(tmp_path, client, no_leaks):
+    directory, runtime = str(tmp_path / "cluster"), str(tmp_path / "r")
+    code = (
+        "import sys; from argosy.control.keeper.sweep import start_keeper; "
+        "start_keeper(sys.argv[1], sys.argv[2], options=['--no-services'])"
+    )
+    starters = [
+        subprocess.Popen([sys.executable, "-c", code, directory, runtime]) for _ in range(4)
+    ]
+    assert [starter.wait(60) for starter in starters] == [0, 0, 0, 0]
+    agent = client.Agent(f"{runtime}/keeper.sock")
+    log = (tmp_path / "cluster" / "keeper.log").read_text()
+    assert log.count("another keeper holds") == 3
+    pid = agent.welcome["pid"]
+    agent.request("shutdown")
+    client.wait_until(lambda: not client.is_alive(pid), "the keeper's end")
+    agent.close()
+
+
+def test_a_sweep_never_ends_the_process_that_asks_for_it(keeper, agent, client, tmp_path):
+    """The `argosy` command may itself have been started by a process of the dead keeper."""
+    env = {**os.environ, "ARGOSY_MARK": f"{cluster_key(str(keeper.directory))}.old.attempt...."}
+    order = keeper.order("sleep", "1000")
+    agent.spawn(order)
+    agent.wait_event("started", attempt=order["attempt"])
+    keeper.kill()
+    code = (
+        "import sys; from argosy.control.keeper.sweep import sweep_dead_keeper; "
+        "sweep_dead_keeper(sys.argv[1], sys.argv[2]); print('alive')"
+    )
+    command = [sys.executable, "-c", code, str(keeper.directory), str(keeper.runtime)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "alive\n")

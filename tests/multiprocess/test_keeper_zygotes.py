@@ -230,3 +230,58 @@ def test_a_gang_meets_at_the_store_that_a_helper_hosts(keeper, agent, client, tm
     reply = agent.spawn(zygote=warm, store={"host": "127.0.0.1"}, generation=3)
     assert reply["store"]["hosted"] is True
     agent.request("end_run", run="run-1")
+
+
+def test_a_zygote_named_at_the_start_is_warm_before_anybody_asks(make_keeper, client, warm):
+    keeper = make_keeper("--warm", json.dumps(warm))
+    agent = keeper.agent()
+    client.wait_until(
+        lambda: (
+            [
+                layer["ready"]
+                for entry in agent.request("statistics")["zygotes"]
+                for layer in entry["layers"]
+            ]
+            == [True]
+        ),
+        "a ready zygote",
+    )
+
+
+def test_idle_zygotes_expire(make_keeper, client, warm):
+    keeper = make_keeper("--idle-seconds", "0.3")
+    agent = keeper.agent()
+    agent.request("warm", zygote=warm)
+    pid = zygote_pid(agent)
+    assert client.is_alive(pid)
+    client.wait_until(lambda: agent.request("statistics")["zygotes"] == [], "the expiry")
+    client.wait_until(lambda: not client.is_alive(pid), "the zygote's end")
+
+
+def test_zygotes_of_different_keys_are_kept_apart_and_bounded(keeper, agent, client, warm):
+    for number in range(6):
+        agent.request("warm", zygote={**warm, "env": {"PYTHONHASHSEED": str(number)}})
+    zygotes = agent.request("statistics")["zygotes"]
+    assert len(zygotes) == 4
+    agent.request("warm", zygote={**warm, "env": {"PYTHONHASHSEED": "5"}})
+    assert len(agent.request("statistics")["zygotes"]) == 4
+
+
+def test_changed_packages_make_a_new_zygote(keeper, agent, client, tmp_path):
+    prefix = tmp_path / "venv"
+    packages = prefix / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (prefix / "bin").mkdir()
+    python = prefix / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {client.PYTHON} "$@"\n')
+    python.chmod(0o755)
+    warm = {"python": str(python), "preload": ["json"], "env": {}}
+    agent.request("warm", zygote=warm)
+    first = zygote_pid(agent)
+    agent.request("warm", zygote=warm)
+    assert zygote_pid(agent) == first
+    (packages / "fresh.py").write_text("")
+    os.utime(packages, ns=(1, 1))
+    agent.request("warm", zygote=warm)
+    assert zygote_pid(agent) != first
+    client.wait_until(lambda: not client.is_alive(first), "the old zygote's end")

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from argosy.control.keeper.arenas import ArenaError, Arenas, Blobs
+from argosy.control.keeper.attempts import OrderError, command_line, make_attempt
+from argosy.control.keeper.children import read_report
+from argosy.control.keeper.containment import Group, find_containment
+from argosy.control.keeper.environment import open_log, read_regular
+from argosy.control.keeper.loop import READ, Loop
+from argosy.control.keeper.ports import PortError, Reservations
+
+ORDER = {
+    "attempt": "a",
+    "run": "r",
+    "role": "main",
+    "index": 0,
+    "program": {"kind": "exec", "argv": ["true"]},
+    "env": {"RANK": "3"},
+}
+
+
+def test_the_rank_is_taken_from_the_environment():
+    assert make_attempt(ORDER).rank == 3
+    assert make_attempt({**ORDER, "env": {}}).rank is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"index": "0"}, "index"),
+        ({"run": None}, "run"),
+        ({"attempt": "x" * 201}, "201 characters"),
+        ({"program": {"kind": "script", "path": "x.py"}}, "python is missing"),
+        ({"program": {"kind": "exec", "argv": ["a\0b"]}}, "NUL"),
+        ({"limits": {"nofile": [1]}}, "limits['nofile']"),
+        ({"secret_blobs": {"a b": "x"}}, "secret_blobs"),
+    ],
+)
+def test_a_wrong_order_names_its_field(change, words):
+    with pytest.raises(OrderError) as raised:
+        make_attempt({**ORDER, **change})
+    assert words in str(raised.value)
+
+
+def test_scripts_and_modules_become_command_lines():
+    script = {"python": "py", "program": {"kind": "script", "path": "t.py", "args": ["1"]}}
+    module = {"python": "py", "program": {"kind": "module", "name": "m", "args": ["2"]}}
+    assert command_line(script) == ["py", "t.py", "1"]
+    assert command_line(module) == ["py", "-m", "m", "2"]
+
+
+def test_a_report_separates_notes_from_the_error():
+    text = b'{"note": "n1"}\nnonsense\n{"error": "e"}\n'
+    assert read_report(text) == (["n1"], "e")
+    assert read_report(b"") == ([], "")
+
+
+def test_arenas_are_released_with_their_last_user_or_with_the_run():
+    arenas = Arenas()
+    told = []
+    arenas.announce = lambda frame, fds: told.append((frame["type"], frame["name"]))
+    arenas.create("r", "p", 4096, "process", "a")
+    arenas.open("r", "p", "b")
+    arenas.create("r", "k", 4096, "run", "a")
+    arenas.user_ended("r", "a")
+    assert {entry["name"] for entry in arenas.listing()} == {"p", "k"}
+    arenas.user_ended("r", "b")
+    assert {entry["name"] for entry in arenas.listing()} == {"k"}
+    assert arenas.run_ended("r") == 1
+    assert arenas.listing() == []
+    assert told[-2:] == [("unhold", "r/p"), ("unhold", "r/k")]
+    with pytest.raises(ArenaError):
+        arenas.open("r", "k", "a")
+
+
+def test_an_adopted_arena_keeps_its_name_and_run():
+    arenas = Arenas()
+    fd = os.memfd_create("x")
+    os.ftruncate(fd, 100)
+    arenas.adopt({"run": "r", "name": "r/sub/name", "scope": "run"}, fd)
+    assert arenas.open("r", "sub/name", "a").size == 100
+    arenas.run_ended("r")
+
+
+def test_a_blob_is_what_was_put_first():
+    blobs = Blobs()
+    blobs.put("n", "one")
+    blobs.put("n", "two")
+    assert blobs.get("n") == b"one"
+    blobs.drop("n")
+    blobs.drop("n")
+    with pytest.raises(ArenaError):
+        blobs.get("n")
+
+
+def test_ports_are_reserved_all_or_none():
+    ports = Reservations()
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        with pytest.raises(PortError, match="in use"):
+            ports.reserve("r", {"a": 0, "b": used.getsockname()[1]})
+    assert ports.listing() == {}
+    held = ports.reserve("r", {"a": 0})
+    with pytest.raises(PortError, match="held for run r"):
+        ports.reserve("s", {"x": held["a"]})
+    assert ports.release("r") == 1
+    assert ports.release("r") == 0
+
+
+def test_a_scan_without_a_leader_finds_nobody():
+    assert Group("", "mark").members() == []
+
+
+def test_a_containment_that_cannot_be_had_is_an_error_and_auto_always_finds_one():
+    assert find_containment("argosy-unit-none", "scan").method == "scan"
+
+
+def test_a_fifo_in_the_place_of_a_log_or_error_file_blocks_nobody(tmp_path):
+    path = str(tmp_path / "fifo")
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="No such device"):
+        open_log(path)
+    assert read_regular(path, 100) == ""
+    assert read_regular(str(tmp_path / "missing"), 100) == ""
+
+
+def test_logs_are_appended_and_their_directories_made(tmp_path):
+    path = str(tmp_path / "deep" / "er" / "log")
+    for word in (b"one ", b"two"):
+        fd = open_log(path)
+        os.write(fd, word)
+        os.close(fd)
+    assert read_regular(path, 100) == "one two"
+
+
+def test_a_callback_that_raises_does_not_end_the_loop(capfd):
+    loop = Loop()
+    read, write = os.pipe()
+    os.write(write, b"x")
+    calls = []
+
+    def fail(mask):
+        calls.append(mask)
+        raise RuntimeError("a bug")
+
+    loop.watch(read, READ, fail)
+    loop.after(0.05, loop.stop)
+    loop.run()
+    # Dropped after three failures: a bug must not spin either.
+    assert len(calls) == 3
+    assert "a bug" in capfd.readouterr().err
+    os.close(read)
+    os.close(write)
+
+
+def test_timers_fire_in_order_and_cancelled_ones_do_not():
+    loop = Loop()
+    fired = []
+    loop.after(0.02, lambda: fired.append("late"))
+    loop.after(0.0, lambda: fired.append("soon"))
+    loop.after(0.01, lambda: fired.append("never")).cancel()
+    loop.after(float("inf"), lambda: fired.append("end of time"))
+    loop.after(0.03, loop.stop)
+    loop.run()
+    assert fired == ["soon", "late"]
