@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from argosy.config.checks import check_spec
-from argosy.config.spec import RunSpec, Submission
+from argosy.config.spec import Submission
 from argosy.control import views
+from argosy.control.commands import check_secrets, name_of, target_of
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
 from argosy.control.launching import want_of
@@ -23,7 +24,7 @@ from argosy.control.observing import facts_of, note_of
 from argosy.control.placement import Placement
 from argosy.control.queue import Queue
 from argosy.control.supervisor import Supervisor
-from argosy.errors import ConfigError, InvariantError, NotFoundError
+from argosy.errors import InvariantError, NotFoundError
 from argosy.protocol.facts import (
     AnyFact,
     AttemptExited,
@@ -111,9 +112,9 @@ class Coordinator:
         """Accept a run, or the runs of an array; returns their ids. Raises ConfigError."""
         spec = submission.spec
         check_spec(spec)
-        _check_secrets(spec, secret_blobs)
+        check_secrets(spec, secret_blobs)
         self._begin(now)
-        name = spec.name or _name_of(spec)
+        name = spec.name or name_of(spec)
         command = f"c{self.seq + 1}"
         self._emit(now, CommandAccepted(command=command, verb="submit", target=name))
         runs: list[str] = []
@@ -153,7 +154,7 @@ class Coordinator:
     ) -> tuple[str, Outputs]:
         """End a run, a role or a process; returns the command's id, which is done when it has ended."""
         supervisor = self._find_run(run)
-        target = _target(supervisor, role, index)
+        target = target_of(supervisor, role, index)
         self._begin(now)
         command = f"c{self.seq + 1}"
         verb = "kill" if hard else "stop"
@@ -548,39 +549,6 @@ class Coordinator:
 
 def _any(fact: Fact) -> AnyFact:
     return fact  # type: ignore[return-value]  # every concrete fact is in the union
-
-
-def _check_secrets(spec: RunSpec, blobs: dict[str, str]) -> None:
-    for name, role in spec.roles.items():
-        for secret in role.secrets:
-            if secret not in blobs:
-                raise ConfigError(
-                    f"roles.{name}.secrets names {secret!r}, which was not given",
-                    fix=f"submit the run with a value for {secret}",
-                )
-
-
-def _name_of(spec: RunSpec) -> str:
-    """A name for a run that has none: that of its first program."""
-    role = next(iter(spec.roles.values()))
-    program = role.script or role.module or (role.command or ["run"])[0]
-    stem = program.rstrip("/").rpartition("/")[2]
-    stem = stem.removesuffix(".py")
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in stem) or "run"
-
-
-def _target(supervisor: Supervisor, role: str | None, index: int | None) -> str:
-    if role is None:
-        return supervisor.run
-    if role not in supervisor.roles:
-        known = ", ".join(supervisor.roles)
-        raise NotFoundError(f"run {supervisor.run} has no role {role}", fix=f"its roles: {known}")
-    if index is None:
-        return f"{supervisor.run}/{role}"
-    count = len(supervisor.roles[role].processes)
-    if not 0 <= index < count:
-        raise NotFoundError(f"{role} has no process {index}", fix=f"use 0 to {count - 1}")
-    return f"{supervisor.run}/{role}/{index}"
 
 
 _EFFECTS: dict[type, Any] = {

@@ -19,7 +19,7 @@ from argosy.control.restarts import (
 )
 from argosy.protocol.facts import FailureClass, GenerationFormed
 
-__all__ = ["Decision", "Tally", "decide", "fold_generation", "why_impossible"]
+__all__ = ["Decision", "decide", "fold_generation", "why_impossible"]
 
 
 @dataclass(slots=True)

@@ -1,236 +1,53 @@
 """Supervisor: one run as a pure state machine. Facts go in by `apply`, the next facts come out of `decide`.
 
 The coordinator owns one per run, gives facts their place in the log, and calls `decide` until it has nothing to add.
-Deciding looks at the state alone, never at the last event, so a log that was cut anywhere continues correctly. Gangs are
-decided in membership.py, meanings of exits in restarts.py. Never reads a clock: `now` is an argument.
+Deciding looks at the state alone, never at the last event, so a log that was cut anywhere continues correctly. The fold is
+in runstate.py, gangs are decided in membership.py, meanings of exits in restarts.py. Never reads a clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from argosy.control import membership
 from argosy.control.attempts import Attempt, Process, Role
 from argosy.control.identity import attempt_id
-from argosy.control.ordering import start_order
-from argosy.control.restarts import describe, exit_code, first_cause, wait_seconds, why_given_up
-from argosy.errors import InvariantError
+from argosy.control.restarts import (
+    Tally,
+    describe,
+    exit_code,
+    first_cause,
+    wait_seconds,
+    why_given_up,
+)
+from argosy.control.runstate import RunState
 from argosy.protocol.facts import (
     AttemptExited,
-    AttemptJoined,
     AttemptPlanned,
-    AttemptProgressed,
-    AttemptReady,
     AttemptReleased,
-    AttemptStarted,
     AttemptStopping,
-    CommandAccepted,
     CommandDone,
     Event,
     Fact,
     GenerationFormed,
-    Note,
-    PortsRefused,
-    PortsReserved,
-    RunAdmitted,
     RunEnded,
-    RunSubmitted,
     StopRequested,
 )
 
-STORY_LENGTH = 40
 # Exits of one failure reach the log in any order within this time.
 TOGETHER_SECONDS = 2.0
 STOPPED_CODE, KILLED_CODE = 143, 137
 
 
-class Supervisor:
+class Supervisor(RunState):
     """The state of one run and what follows from it."""
 
     def __init__(self, event: Event, keepers: Mapping[str, str]) -> None:
-        assert isinstance(event.fact, RunSubmitted)
-        self.submitted = event.fact
-        self.run = event.fact.run
-        self.spec = event.fact.spec
-        self.submitted_seq = event.seq
-        self.submitted_at = event.at
-        self.keepers = keepers
-        self.roles = {name: Role.of(name, spec) for name, spec in self.spec.roles.items()}
-        self.order = [self.roles[name] for name in start_order(self.spec)]
-        self.attempts: dict[str, Attempt] = {}
-        self.admitted: RunAdmitted | None = None
-        self.ports: dict[str, tuple[str, dict[str, int]]] = {}
-        self.ports_refused: PortsRefused | None = None
-        self.stop: StopRequested | None = None
-        self.ended: RunEnded | None = None
-        self.started_at: float | None = None
-        self.ended_at: float | None = None
-        self.commands: dict[str, tuple[str, str]] = {}
-        """Accepted and not yet done: id -> (verb, target)."""
+        super().__init__(event, keepers)
         self.waits: dict[str, str] = {}
         """role or role/index -> why it is not started, for people; made by decide."""
         self._deadline: float | None = None
-        self._story: deque[Event] = deque([event], maxlen=STORY_LENGTH)
-
-    # --- fold ---------------------------------------------------------------------------------------------------
-
-    def apply(self, event: Event) -> None:
-        """Fold one fact; an impossible one raises InvariantError with the story of the run."""
-        self._story.append(event)
-        fold = _FOLDS.get(type(event.fact))
-        if fold is None:
-            raise self._impossible(f"{type(event.fact).__name__} does not belong to a run")
-        if self.ended is not None and not isinstance(
-            event.fact, CommandAccepted | CommandDone | Note
-        ):
-            raise self._impossible(f"run {self.run} has ended")
-        fold(self, event, event.fact)
-
-    def _impossible(self, what: str) -> InvariantError:
-        return InvariantError(what, story=[f"{e.seq} {e.at:.3f} {e.fact}" for e in self._story])
-
-    def _attempt(self, name: str) -> Attempt:
-        attempt = self.attempts.get(name)
-        if attempt is None:
-            raise self._impossible(f"attempt {name} was never planned")
-        return attempt
-
-    def _living(self, name: str) -> Attempt:
-        attempt = self._attempt(name)
-        if attempt.exit is not None:
-            raise self._impossible(f"attempt {name} has exited already")
-        return attempt
-
-    def _fold_admitted(self, event: Event, fact: RunAdmitted) -> None:
-        if self.admitted is not None:
-            raise self._impossible(f"run {self.run} was admitted twice")
-        self.admitted = fact
-        self.started_at = event.at
-        for name, hosts in fact.hosts.items():
-            for process, host in zip(self.roles[name].processes, hosts, strict=True):
-                process.host = host
-
-    def _fold_ports(self, event: Event, fact: PortsReserved) -> None:
-        self.ports[fact.host] = (self.keepers[fact.host], fact.ports)
-
-    def _fold_refused(self, event: Event, fact: PortsRefused) -> None:
-        self.ports_refused = fact
-
-    def _fold_formed(self, event: Event, fact: GenerationFormed) -> None:
-        role = self.roles[fact.role]
-        problem = membership.why_impossible(role, fact)
-        if problem:
-            raise self._impossible(problem)
-        membership.fold_generation(role, fact, event.at)
-
-    def _fold_planned(self, event: Event, fact: AttemptPlanned) -> None:
-        process = self.roles[fact.role].processes[fact.index]
-        if process.alive is not None:
-            raise self._impossible(f"{fact.attempt} planned while {process.alive.id} is not reaped")
-        if fact.attempt in self.attempts:
-            raise self._impossible(f"{fact.attempt} was planned twice")
-        attempt = Attempt(
-            id=fact.attempt,
-            role=fact.role,
-            index=fact.index,
-            number=fact.number,
-            host=fact.host,
-            keeper=self.keepers.get(fact.host, ""),
-            planned_seq=event.seq,
-            planned_at=event.at,
-            generation=fact.generation,
-            rank=fact.rank,
-            parked=fact.parked,
-        )
-        self.attempts[fact.attempt] = process.current = attempt
-
-    def _fold_released(self, event: Event, fact: AttemptReleased) -> None:
-        attempt = self._living(fact.attempt)
-        if not attempt.parked:
-            raise self._impossible(f"{fact.attempt} is not parked")
-        attempt.parked = False
-        attempt.generation, attempt.rank = fact.generation, fact.rank
-
-    def _fold_started(self, event: Event, fact: AttemptStarted) -> None:
-        attempt = self._living(fact.attempt)
-        if attempt.started_at is not None:
-            raise self._impossible(f"{fact.attempt} started twice")
-        attempt.pid, attempt.how, attempt.note = fact.pid, fact.how, fact.note
-        attempt.started_at = event.at
-        role = self.roles[attempt.role]
-        if not role.has_started:
-            role.has_started = all(_was_started(process) for process in role.wanted())
-
-    def _fold_ready(self, event: Event, fact: AttemptReady) -> None:
-        attempt = self._living(fact.attempt)
-        attempt.said_ready = True
-        self.roles[attempt.role].is_observable = True
-
-    def _fold_joined(self, event: Event, fact: AttemptJoined) -> None:
-        self._living(fact.attempt).joined = fact.generation
-
-    def _fold_progressed(self, event: Event, fact: AttemptProgressed) -> None:
-        attempt = self._living(fact.attempt)
-        attempt.step = fact.step
-        self.roles[attempt.role].is_observable = True
-
-    def _fold_stopping(self, event: Event, fact: AttemptStopping) -> None:
-        attempt = self._living(fact.attempt)
-        if attempt.stopping == "kill" or attempt.stopping == fact.level:
-            raise self._impossible(f"{fact.attempt} was told to end twice")
-        if not attempt.stopping:
-            attempt.stopping_at = event.at
-        attempt.stopping, attempt.stop_reason = fact.level, fact.reason
-        attempt.stop_failure = fact.failure or attempt.stop_failure
-
-    def _fold_exited(self, event: Event, fact: AttemptExited) -> None:
-        attempt = self._living(fact.attempt)
-        attempt.conclude(fact, event.seq, event.at)
-        role = self.roles[attempt.role]
-        process = role.processes[attempt.index]
-        is_member = role.spec.gang and not attempt.parked
-        if is_member or attempt.failure is None:
-            return  # a gang's failures are counted once for each generation, when the next is formed
-        life = attempt.life(role.spec.backoff.most_seconds)
-        process.history.add(role.spec.budget, event.at, attempt.failure, life)
-        role.history.add(role.spec.budget, event.at, attempt.failure, life)
-
-    def _fold_stop(self, event: Event, fact: StopRequested) -> None:
-        was = self.stop
-        if was is None or fact.hard > was.hard:
-            failed, cause = (was.failed, was.cause) if was else (fact.failed, fact.cause)
-            reason = was.reason if was else fact.reason
-            self.stop = StopRequested(
-                run=fact.run, hard=fact.hard, reason=reason, failed=failed, cause=cause
-            )
-
-    def _fold_ended(self, event: Event, fact: RunEnded) -> None:
-        if any(role.alive() for role in self.order):
-            raise self._impossible(f"run {self.run} ended with a process that is not reaped")
-        self.ended, self.ended_at = fact, event.at
-
-    def _fold_accepted(self, event: Event, fact: CommandAccepted) -> None:
-        self.commands[fact.command] = (fact.verb, fact.target)
-        for process in self._targets(fact.target):
-            process.retired = "kill" if fact.verb == "kill" else process.retired or "term"
-
-    def _fold_done(self, event: Event, fact: CommandDone) -> None:
-        self.commands.pop(fact.command, None)
-
-    def _fold_note(self, event: Event, fact: Note) -> None:
-        pass
-
-    def _targets(self, target: str) -> list[Process]:
-        """Processes of a target `run/role[/index]`; none for the whole run."""
-        parts = target.split("/")
-        if len(parts) < 2:
-            return []
-        processes = self.roles[parts[1]].processes
-        return processes if len(parts) == 2 else [processes[int(parts[2])]]
-
-    # --- decide -------------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """When `decide` would have something to say without a new fact."""
@@ -266,7 +83,7 @@ class Supervisor:
         done: list[Fact] = []
         for command, (_verb, target) in self.commands.items():
             is_whole_run = "/" not in target
-            alive = any(process.alive for process in self._targets(target))
+            alive = any(process.alive for process in self.targets(target))
             if self.ended is not None or (not is_whole_run and not alive):
                 done.append(CommandDone(command=command, outcome="ok"))
         return done
@@ -399,7 +216,7 @@ class Supervisor:
             return ""
         since = attempt.exited_at - role.spec.budget.period_seconds
         times = role.history.failures.get(attempt.failure, ())
-        tally = membership.Tally(
+        tally = Tally(
             sum(1 for at in times if at > since), process.history.row, process.history.fruitless
         )
         why = why_given_up(role.spec, attempt.failure, tally, role.is_observable)
@@ -539,36 +356,6 @@ class Supervisor:
                 newest = attempt
         return newest
 
-    # --- what hosts are asked for -------------------------------------------------------------------------------
-
-    def hosts(self) -> list[str]:
-        """Every host that has or had a part of the run, each once, in order."""
-        if self.admitted is None:
-            return []
-        return list(dict.fromkeys(host for hosts in self.admitted.hosts.values() for host in hosts))
-
-    def wanted_ports(self, host: str) -> dict[str, int]:
-        """`role/index/name` -> number to hold on the host; 0: any. Given ones are asked for again."""
-        given = self.ports.get(host, ("", {}))[1]
-        wanted: dict[str, int] = {}
-        for role in self.order:
-            for process in role.processes:
-                if process.host == host:
-                    for name, number in role.spec.ports.items():
-                        key = f"{role.name}/{process.index}/{name}"
-                        wanted[key] = given.get(key, number)
-        return wanted
-
-    def has_ports(self, host: str) -> bool:
-        """The host's present keeper holds them."""
-        return host in self.ports and self.ports[host][0] == self.keepers.get(host)
-
-
-def _was_started(process: Process) -> bool:
-    return process.current is not None and (
-        process.current.started_at is not None or process.current.number > 0
-    )
-
 
 def _time(attempt: Attempt) -> float:
     assert attempt.exit is not None
@@ -584,24 +371,3 @@ def _stopping(
         for attempt in attempts
         if attempt.stopping != level and attempt.stopping != "kill"
     ]
-
-
-_FOLDS: dict[type, Callable[[Supervisor, Event, Any], None]] = {
-    RunAdmitted: Supervisor._fold_admitted,
-    PortsReserved: Supervisor._fold_ports,
-    PortsRefused: Supervisor._fold_refused,
-    GenerationFormed: Supervisor._fold_formed,
-    AttemptPlanned: Supervisor._fold_planned,
-    AttemptReleased: Supervisor._fold_released,
-    AttemptStarted: Supervisor._fold_started,
-    AttemptReady: Supervisor._fold_ready,
-    AttemptJoined: Supervisor._fold_joined,
-    AttemptProgressed: Supervisor._fold_progressed,
-    AttemptStopping: Supervisor._fold_stopping,
-    AttemptExited: Supervisor._fold_exited,
-    StopRequested: Supervisor._fold_stop,
-    RunEnded: Supervisor._fold_ended,
-    CommandAccepted: Supervisor._fold_accepted,
-    CommandDone: Supervisor._fold_done,
-    Note: Supervisor._fold_note,
-}

@@ -1,0 +1,45 @@
+"""Commands of clients as the coordinator takes them: names, targets, and what must be there.
+
+Pure; each refusal says what is missing and the mend.
+"""
+
+from __future__ import annotations
+
+from argosy.config.spec import RunSpec
+from argosy.control.supervisor import Supervisor
+from argosy.errors import ConfigError, NotFoundError
+
+
+def check_secrets(spec: RunSpec, blobs: dict[str, str]) -> None:
+    """Raise ConfigError for a secret that a role names and nobody gave."""
+    for name, role in spec.roles.items():
+        for secret in role.secrets:
+            if secret not in blobs:
+                raise ConfigError(
+                    f"roles.{name}.secrets names {secret!r}, which was not given",
+                    fix=f"submit the run with a value for {secret}",
+                )
+
+
+def name_of(spec: RunSpec) -> str:
+    """A name for a run that has none: that of its first program."""
+    role = next(iter(spec.roles.values()))
+    program = role.script or role.module or (role.command or ["run"])[0]
+    stem = program.rstrip("/").rpartition("/")[2]
+    stem = stem.removesuffix(".py")
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in stem) or "run"
+
+
+def target_of(supervisor: Supervisor, role: str | None, index: int | None) -> str:
+    """`RUN[/ROLE[/INDEX]]` as commands name it in the log; raises NotFoundError."""
+    if role is None:
+        return supervisor.run
+    if role not in supervisor.roles:
+        known = ", ".join(supervisor.roles)
+        raise NotFoundError(f"run {supervisor.run} has no role {role}", fix=f"its roles: {known}")
+    if index is None:
+        return f"{supervisor.run}/{role}"
+    count = len(supervisor.roles[role].processes)
+    if not 0 <= index < count:
+        raise NotFoundError(f"{role} has no process {index}", fix=f"use 0 to {count - 1}")
+    return f"{supervisor.run}/{role}/{index}"
