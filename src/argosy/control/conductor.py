@@ -101,6 +101,7 @@ class Conductor:
     async def submit(self, submission: Submission) -> list[dict[str, str]]:
         """Accept runs: values to the keepers, then the decision, durable; ConfigError or ClusterError when refused."""
         check_spec(submission.spec)
+        self._check_log()
         await self.wait_for_agent()
         env_blob = await self._put_blob(
             msgspec.json.encode(submission.env, order="sorted").decode()
@@ -129,6 +130,7 @@ class Conductor:
         index: int | None = None,
     ) -> str:
         """Ask a run, role or process to end; the command's id once that is durable."""
+        self._check_log()
         command, outputs = self.coordinator.stop(
             self.now(), run, hard=hard, reason=reason, role=role, index=index
         )
@@ -150,6 +152,13 @@ class Conductor:
                 f"no agent has connected within {self._agent_wait_seconds:.0f} s",
                 fix=f"see {self.cluster.log('agent')} and {self.cluster.log('keeper')}",
             ) from None
+
+    def _check_log(self) -> None:
+        # Nothing can be promised while nothing can be made durable.
+        if self.log.trouble:
+            raise ClusterError(
+                self.log.trouble, fix=f"free some space on the disk of {self.cluster.directory}"
+            )
 
     def close(self) -> None:
         """Stop the timer and the links."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import queue
 import sqlite3
 import threading
@@ -93,10 +94,10 @@ class EventLog:
             return []
         recent = self._recent
         if recent and recent[0].seq <= after + 1:
-            found = [event for event in recent if event.seq > after]
-            if run:
-                found = [event for event in found if run_of(event) == run]
-            return found[:limit]
+            # Numbers have no gaps, so the place of the first is known.
+            newer = itertools.islice(recent, after + 1 - recent[0].seq, None)
+            wanted = (event for event in newer if not run or run_of(event) == run)
+            return list(itertools.islice(wanted, limit))
         return await self._loop.run_in_executor(self._read_thread, self._select, after, run, limit)
 
     async def wait_beyond(self, seq: int) -> None:

@@ -37,8 +37,21 @@ class _File:
         self.watch = watch
         self.dropped = dropped
         """How much of the head is gone."""
-        self.index = os.open(index_path(path), _OPEN_FLAGS, 0o600)
-        self.size = _last_end(self.index)
+        # Opened for each record: an agent may watch more files than it may have open.
+        self.index = index_path(path)
+        os.close(os.open(self.index, _OPEN_FLAGS, 0o600))
+        self.size = last_indexed_end(self.index)
+
+    def write(self, size: int) -> None:
+        """Say when it had grown to this size."""
+        descriptor = os.open(
+            self.index, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            os.write(descriptor, INDEX_RECORD.pack(time.time_ns(), size))
+        finally:
+            os.close(descriptor)
+        self.size = size
 
 
 class _Output:
@@ -89,7 +102,6 @@ class LogIndex:
             self._by_watch.pop(file.watch, None)
             self._dirty.discard(file.watch)
             self._index(file, output)
-            os.close(file.index)
         if not any(other.run == output.run for other in self._outputs.values()):
             self._warned.discard(output.run)
 
@@ -157,8 +169,7 @@ class LogIndex:
                 return
             if size < file.size:
                 file.dropped = 0
-            os.write(file.index, INDEX_RECORD.pack(time.time_ns(), size))
-            file.size = size
+            file.write(size)
             self._limit(output)
         except FileNotFoundError:
             return
@@ -214,15 +225,12 @@ class LogIndex:
 def last_indexed_end(path: str) -> int:
     """The offset in the last whole record of an index; 0 when it is empty."""
     with open(path, "rb", buffering=0) as file:
-        return _last_end(file.fileno())
-
-
-def _last_end(descriptor: int) -> int:
-    whole = os.fstat(descriptor).st_size // INDEX_RECORD.size
-    if not whole:
-        return 0
-    record = os.pread(descriptor, INDEX_RECORD.size, (whole - 1) * INDEX_RECORD.size)
-    return int(INDEX_RECORD.unpack(record)[1])
+        descriptor = file.fileno()
+        whole = os.fstat(descriptor).st_size // INDEX_RECORD.size
+        if not whole:
+            return 0
+        record = os.pread(descriptor, INDEX_RECORD.size, (whole - 1) * INDEX_RECORD.size)
+        return int(INDEX_RECORD.unpack(record)[1])
 
 
 def _first_data(descriptor: int) -> int:

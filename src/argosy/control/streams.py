@@ -116,11 +116,12 @@ class LogFollower:
             pass
 
     def begin(self, tail: int | None) -> None:
-        """Start with the whole history, or with the last lines of it."""
-        if tail is None:
-            self._history = self._reader.lines()
-        else:
-            self._history = iter(self._reader.tail(tail))
+        """Start with the whole history, or with the last lines of it; read later, in a thread."""
+
+        def history() -> Iterator[Line]:
+            yield from self._reader.lines() if tail is None else self._reader.tail(tail)
+
+        self._history = history()
 
     async def read(self, *, should_flush: bool = False) -> list[Line]:
         """The next lines, in order; empty when there are none now."""

@@ -160,6 +160,23 @@ def test_garbage_after_a_good_hello_costs_that_link_alone(start):
         assert receive(again)["type"] == "welcome"
 
 
+@pytest.mark.parametrize(
+    "data", [b"\x00\xff\r\n\r\n", b"GET", b"GET / HTTP/1.1\r\n" + b"a" * 200_000]
+)
+def test_garbage_on_the_http_socket_disturbs_nobody(start, data):
+    controller = start()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(DEADLINE_SECONDS)
+        sock.connect(controller.paths.http_socket)
+        with contextlib.suppress(BrokenPipeError):
+            sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            answer = sock.recv(65536)
+            assert not answer or answer.startswith(b"HTTP/1.1 400")
+    assert controller.client.get("/v1/status")["hosts"] == []
+
+
 def test_a_second_controller_on_the_same_home_is_refused_clearly(start):
     controller = start()
     wait_until(lambda: controller.client.get("/v1/status"), "the first one serves")
@@ -230,6 +247,10 @@ def test_a_full_disk_holds_decisions_back_and_loses_nothing(start, tmp_path):
                 other.sendall(frame({**HELLO, "host": "h2", "keeper": keeper}))
                 wait_until(lambda: controller.client.get("/v1/status")["trouble"], "trouble")
                 assert controller.client.get("/v1/events")["events"] == before
+                body = {"spec": {"roles": {"a": {"command": ["true"]}}}}
+                status, problem = ask_tcp(controller, "/v1/runs", body)
+                assert status == 503
+                assert "free some space" in problem["fix"]
                 other.setblocking(False)
                 with pytest.raises(BlockingIOError):
                     other.recv(1)
