@@ -346,6 +346,20 @@ def test_limits_priority_and_oom_score_are_the_attempts(keeper, tmp_path):
     assert process.stdout.read_text() == "(100, 200) 5 321 0o77\n", process.stderr.read_text()
 
 
+@pytest.mark.parametrize(
+    ("attempt", "words"),
+    [
+        ({"affinity": [9999]}, "cannot be set up"),
+        ({"cwd": "/no/such/directory"}, "cannot enter the working directory"),
+    ],
+)
+def test_what_cannot_be_set_up_is_said_and_ends_with_126(keeper, tmp_path, attempt, words):
+    process = keeper.run(script(write(tmp_path, "print('never')")), **attempt)
+    assert process.wait() == 126
+    assert words in process.stderr.read_text()
+    assert process.stdout.read_text() == ""
+
+
 def test_a_store_is_hosted_on_the_given_socket(torch_keeper, tmp_path):
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))

@@ -101,3 +101,24 @@ def test_survivors_go_on_alone_with_fewer(keeper, agent, client, gang):
     reform(agent, orders, {**store, "world_size": 2})
     for made in orders:
         check_finished(keeper, agent, made)
+
+
+def test_an_arena_of_the_run_outlives_the_rank_that_made_it(keeper, agent, client, tmp_path):
+    path = tmp_path / "arena.py"
+    path.write_text(
+        "import os, signal, sys\n"
+        "from argosy.worker import arenas\n"
+        "if sys.argv[1] == 'make':\n"
+        "    arenas.create('kept', 4096, scope='run').memory[:4] = b'kept'\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(bytes(arenas.open('kept').memory[:4]))\n"
+    )
+    warm = {"python": client.PYTHON, "preload": [], "env": {}}
+    maker, reader = keeper.order("make", script=path), keeper.order("read", script=path)
+    assert agent.spawn(maker, zygote=warm)["ok"]
+    assert agent.wait_event("exited", attempt=maker["attempt"])["signal"] == signal.SIGKILL
+    assert agent.spawn(reader, zygote=warm)["ok"]
+    exited = agent.wait_event("exited", attempt=reader["attempt"])
+    assert exited["code"] == 0, keeper.output(reader, "stderr")
+    assert keeper.output(reader) == "b'kept'\n"
+    assert agent.request("end_run", run="run-1")["ok"]

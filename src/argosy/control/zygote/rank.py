@@ -29,7 +29,12 @@ def become(assignment: Assignment) -> NoReturn:
     """Turn this process into the attempt and run it to its end."""
     _arrange_descriptors(assignment)
     _reset_signals(assignment.touched_signals)
-    _apply_limits(assignment)
+    failure = ""
+    try:
+        _apply_limits(assignment)
+    except (OSError, ValueError, OverflowError) as error:
+        # An affinity without a CPU, say. Told after the gate, when the keeper knows this process.
+        failure = f"argosy: the process cannot be set up: {error}\n"
     stdio.rebuild()
     libraries.reseed()
     faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True, chain=False)
@@ -40,6 +45,9 @@ def become(assignment: Assignment) -> NoReturn:
     additions = _wait_gate(assignment.gate)
     if assignment.program is None:
         storehost.serve(assignment.listener)
+    if failure:
+        sys.stderr.write(failure)
+        shutdown.finish(shutdown.Outcome(code=126))
     _settle(assignment, additions)
     shutdown.finish(program.run(assignment.program, assignment.surroundings, assignment.error_file))
 
