@@ -1,8 +1,8 @@
 """Frames for the keeper, built from launches: batches, stores, releases and messages to members.
 
 Follows docs/reference/keeper-protocol.md. Called by HostSide alone; pure. The values of the submitter's environment are
-not known here: a batch's `zygote` names the blob as `env_blob`, and the agent's I/O replaces it by `env`, the blob's
-variables that are read when libraries are loaded.
+not known here: a batch's `zygote` names the blob as `env_blob` and the launch's own variables as `own_env`, and the agent's
+I/O replaces both by `env`, those of them that are read when libraries are loaded.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def _zygote(launch: Launch) -> dict[str, Any] | None:
         "python": launch.python,
         "preload": list(launch.preload),
         "env_blob": launch.env_blob,
+        "own_env": launch.env,
     }
 
 

@@ -166,9 +166,13 @@ class HostSide:
         kind, what = self._asked.pop(id, ("", None))
         is_ok = bool(reply.get("ok"))
         error = str(reply.get("error") or "the keeper refused")
-        if kind == "spawn":
-            key, names = what
-            self._spawned(key, names, reply.get("store") if is_ok else None, error, is_ok)
+        if kind == "store":
+            self._store_made(now, what, reply.get("store") if is_ok else None)
+        elif kind == "spawn" and not is_ok:
+            for name in what:
+                local = self._attempts.get(name)
+                if local is not None and local.state == "spawning":
+                    self._never_started(local, error)
         elif kind == "reserve" and what in self._runs:
             if is_ok:
                 data = {"ports": reply.get("ports", {}), "keeper": self.keeper}
@@ -209,6 +213,12 @@ class HostSide:
                 self._tell("ready", attempt=attempt)
             else:
                 self._tell("unready", attempt=attempt, data={"reason": why or "never became ready"})
+        return self._finish(now)
+
+    def note(self, now: float, run: str, attempt: str, text: str) -> HostOutputs:
+        """Pass on what the agent itself has to say to people."""
+        if self.keeper:
+            self._tell("note", run=run, attempt=attempt, data={"level": "warning", "text": text})
         return self._finish(now)
 
     def tick(self, now: float) -> HostOutputs:
@@ -371,20 +381,15 @@ class HostSide:
         self._asked[self._next_id] = (kind, what)
         self._out.to_keeper.append({"id": self._next_id, **frame})
 
-    def _spawned(self, key: Key, names: list[str], store: Any, error: str, is_ok: bool) -> None:
-        if is_ok and isinstance(store, dict):
+    def _store_made(self, now: float, key: Key, store: Any) -> None:
+        members = [name for name in self._attempts if run_of(name) == key[0]]
+        if isinstance(store, dict):
+            self._stores = {k: v for k, v in self._stores.items() if k[:2] != key[:2] or k >= key}
             self._stores[key] = store
-            for name in self._attempts:
-                if run_of(name) == key[0]:
-                    self._touched[name] = None
+            self._touched.update(dict.fromkeys(members))
         elif self._stores.get(key, False) is None:
             del self._stores[key]
-        if is_ok:
-            return
-        for name in names:
-            local = self._attempts.get(name)
-            if local is not None and local.state == "spawning":
-                self._never_started(local, error)
+            self._later.update(dict.fromkeys(members, now + RESEND_SECONDS))
 
     def _never_started(self, local: _Local, error: str) -> None:
         local.state = "exited"
@@ -399,17 +404,15 @@ class HostSide:
                 local = self._attempts.get(name)
                 if local is not None:
                     self._reconcile_one(now, local, launches)
-        for group in _grouped(launches):
-            first = group[0]
-            if first.gang and not first.parked:
-                self._stores.setdefault(store_key(first), None)
-            names = [launch.attempt for launch in group]
-            self._ask(spawn_frame(group, self._secret), "spawn", (store_key(first), names))
+        # Survivors and spares must know who hosts the store. Only the reply to a batch without attempts says so, and
+        # the members that are started after it use the same store.
         for key, launch in self._missing.items():
-            if key not in self._stores:  # no member of that generation is started here
-                self._stores[key] = None
-                self._ask(store_frame(launch), "spawn", (key, []))
+            self._stores[key] = None
+            self._ask(store_frame(launch), "store", key)
         self._missing.clear()
+        for group in _grouped(launches):
+            names = [launch.attempt for launch in group]
+            self._ask(spawn_frame(group, self._secret), "spawn", names)
         for run, holding in self._runs.items():
             if not holding.is_asked:
                 holding.is_asked = True

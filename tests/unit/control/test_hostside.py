@@ -130,6 +130,7 @@ def test_a_warm_python_batch_names_the_blob_for_the_agent_to_fill_in():
         "python": "python3",
         "preload": ["torch"],
         "env_blob": "blob",
+        "own_env": {},
     }
 
 
@@ -287,11 +288,27 @@ def test_a_member_that_joined_is_told_to_reform_around_the_replacements_store():
     replacement = running("r1.t.1.1", gang=True, generation=2, rank=1)
     stage.wants(("r1.t.0.0", "running", {"launch": survivor, "reform": reform}), replacement)
     assert not stage.sent("tell")
+    sizes = [len(frame["batch"]["attempts"]) for frame in stage.sent("spawn")]
+    assert sizes == [2, 0, 1], "first the store alone: its reply says who hosts"
     stage.reply(store={"host": "127.0.0.1", "port": 2, "hosted": False})
+    assert not stage.sent("tell"), "the reply to a batch with attempts does not know yet"
+    stage.reply(-2, store={"host": "127.0.0.1", "port": 2, "hosted": True})
     [tell] = stage.sent("tell")
+    assert tell["message"]["hosted"] is True
     assert tell["message"]["master_port"] == 2
     assert tell["message"]["generation"] == 2
+
+
+def test_a_store_that_could_not_be_made_is_asked_for_again():
+    stage = Stage(attempts=[("r1.t.0.0", "running")])
+    survivor = launch("r1.t.0.0", gang=True, generation=2, rank=0)
+    reform = {"generation": 2, "rank": 0, "world_size": 1}
+    stage.wants(("r1.t.0.0", "running", {"launch": survivor, "reform": reform}))
+    stage.reply(ok=False, error="no port")
+    stage.take(stage.side.tick(stage.now + 1.0))
     assert len(stage.sent("spawn")) == 2
+    stage.reply(store={"host": "127.0.0.1", "port": 2, "hosted": True})
+    assert len(stage.sent("tell")) == 1
 
 
 def test_a_batch_the_keeper_refuses_ends_its_attempts_with_the_reason():
