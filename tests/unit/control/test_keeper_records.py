@@ -87,7 +87,12 @@ def test_no_attempt_id_leaves_the_directory(attempt):
     name = file_name(attempt)
     assert "/" not in name
     assert not name.startswith(".")
-    assert len(name) <= 255
+    assert len(os.fsencode(name)) <= 255
+
+
+def test_attempts_that_look_alike_have_different_files():
+    names = ["a/b", "a_b", "a:b", "a b", "ä", "", ".", "..", "x" * 201, "x" * 202]
+    assert len({file_name(name) for name in names}) == len(names)
 
 
 @given(st.text(min_size=1, max_size=300))

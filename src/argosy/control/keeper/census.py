@@ -44,6 +44,14 @@ def digest(text: str) -> str:
     return f"{value:016x}"
 
 
+def safe_name(text: str) -> str:
+    """A file name for any text, the text itself where it can be; different texts get different names."""
+    clean = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in text)
+    if clean == text and text and not text.startswith(".") and len(text) <= 200:
+        return text
+    return f"_{clean[:150]}-{digest(text)}"
+
+
 def make_mark(cluster: str, keeper: str, attempt: str) -> str:
     """The value of ARGOSY_MARK: always the same length, so that a forked process can overwrite it in place."""
     mark = f"{cluster}.{keeper}.{attempt}"

@@ -17,6 +17,7 @@ from argosy.control.keeper.census import (
     look_at,
     look_at_all,
     mark_of,
+    safe_name,
     with_descendants,
 )
 
@@ -220,7 +221,7 @@ class Containment:
         """A new, empty group; raises OSError when the kernel refuses."""
         if self.method == "scan":
             return Group("", mark)
-        path = f"{self.root}/{_file_name(attempt)}"
+        path = f"{self.root}/{safe_name(attempt)}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
         return self.group_at(path, mark)
@@ -244,7 +245,7 @@ class Containment:
                 return MemoryGroup(group.path, True)
             if not self.memory_root:
                 return "no memory controller is writable"
-            path = f"{self.memory_root}/{_file_name(attempt)}"
+            path = f"{self.memory_root}/{safe_name(attempt)}"
             os.makedirs(path, exist_ok=True)
             _write(f"{path}/memory.limit_in_bytes", str(limit_bytes))
             with contextlib.suppress(OSError):
@@ -411,12 +412,6 @@ def _is_populated(path: str) -> bool:
 
 def _is(everybody: dict[int, Seen], pid: int, start: int) -> bool:
     return pid in everybody and everybody[pid].start == start and is_same_alive(pid, start)
-
-
-def _file_name(attempt: str) -> str:
-    return (
-        "".join(c if c.isalnum() or c in "-_." else "_" for c in attempt)[:200].lstrip(".") or "_"
-    )
 
 
 def _write(path: str, text: str) -> None:

@@ -88,9 +88,10 @@ class Outbox:
 
     def resend(self) -> None:
         """Send everything unacknowledged to the agent that has just come."""
-        if self.send is None:
-            return
         for number, event in list(self._waiting.items()):
+            if self.send is None:
+                # The agent left while it was being told.
+                return
             self.send({"type": "event", "number": number, "event": event})
 
     def to_state(self) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import json
 import os
 from typing import Any
 
+from argosy.control.keeper.census import safe_name
+
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -115,8 +117,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 def file_name(attempt: str) -> str:
     """The record's name of an attempt: no path can leave the directory."""
-    clean = "".join(c if c.isalnum() or c in "-_." else "_" for c in attempt)[:200].lstrip(".")
-    return f"{clean or '_'}.json"
+    return f"{safe_name(attempt)}.json"
 
 
 def _read_directory(path: str, *, all_files: bool = False) -> list[tuple[str, dict[str, Any]]]:

@@ -60,7 +60,8 @@ class Requests:
     def serve_first(self, connection: Connection, message: Message, descriptors: list[int]) -> None:
         """The first request opens the flow of events: after the answer to `list`, else before it."""
         connection.on_frame = self.serve
-        self.keeper.outbox.send = connection.send
+        if self.keeper.agent is connection:
+            self.keeper.outbox.send = connection.send
         if message.get("type") != "list":
             self.keeper.outbox.resend()
         self.serve(connection, message, descriptors)
