@@ -78,6 +78,7 @@ class LogIndex:
         self._timer: asyncio.TimerHandle | None = None
         self._next_write = 0.0
         self._next_space_check = 0.0
+        self._space_timer: asyncio.TimerHandle | None = None
         self._warned: set[str] = set()
 
     def watch(self, attempt: str, run: str, paths: list[str], log_bytes: int) -> None:
@@ -109,8 +110,9 @@ class LogIndex:
         """Index what came last, then stop."""
         for attempt in list(self._outputs):
             self.forget(attempt)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._space_timer):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self._inotify.fileno())
         self._inotify.close()
 
@@ -175,7 +177,7 @@ class LogIndex:
             return
         except OSError as error:
             self._warn(output.run, file.attempt, f"the output of {file.attempt}: {error.strerror}")
-        self._check_space(file, output)
+        self._look_at_space(file, output)
 
     def _limit(self, output: _Output) -> None:
         """Drop the oldest output of the largest file when all files together hold too much."""
@@ -203,12 +205,21 @@ class LogIndex:
         finally:
             os.close(descriptor)
 
+    def _look_at_space(self, file: _File, output: _Output) -> None:
+        """Check now, or a little later when it was checked just before: the last writes count, too."""
+        wait = self._next_space_check - self._loop.time()
+        if wait <= 0:
+            self._check_space(file, output)
+        elif self._space_timer is None:
+            self._space_timer = self._loop.call_later(wait, self._check_space, file, output)
+
     def _check_space(self, file: _File, output: _Output) -> None:
-        now = self._loop.time()
-        if now < self._next_space_check:
+        self._space_timer = None
+        self._next_space_check = self._loop.time() + _SPACE_EVERY_SECONDS
+        try:
+            space = os.statvfs(os.path.dirname(file.path))
+        except FileNotFoundError:
             return
-        self._next_space_check = now + _SPACE_EVERY_SECONDS
-        space = os.statvfs(os.path.dirname(file.path))
         free = space.f_bavail * space.f_frsize
         if free < LOW_SPACE_BYTES:
             text = f"the disk of the output is nearly full: {free >> 10} KiB left; what does not fit is lost"

@@ -1,0 +1,58 @@
+"""The disk of the logs fills while a process writes: people are told, the process and the cluster go on."""
+
+import contextlib
+import os
+import subprocess
+import time
+
+import pytest
+
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a small disk"),
+]
+DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "home"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not (value := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return value
+
+
+def test_a_log_disk_that_fills_is_told_and_survived(small_disk, cluster, tmp_path):
+    gate = tmp_path / "gate"
+    block = "x" * 1023
+    script = (
+        f"i=0; while [ $i -lt 28000 ]; do echo {block}; i=$((i+1)); done; "
+        f"while [ ! -e {gate} ]; do sleep 0.05; done; echo end"
+    )
+    run = cluster.submit({"main": {"command": ["bash", "-c", script]}})
+    notes = wait_until(
+        lambda: [f["text"] for f in cluster.facts(run) if f["kind"] == "note"], "the warning"
+    )
+    assert any("nearly full" in note for note in notes)
+    filler = small_disk / "filler"
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 65536)
+    (process,) = cluster.processes(run)
+    assert process["state"] == "running"
+    os.unlink(filler)
+    gate.touch()
+    view = cluster.wait_ended(run)
+    assert view["outcome"] == "succeeded"
+    assert cluster.lines(run, tail=1)[0]["text"] == "end"
