@@ -1,8 +1,8 @@
 """Frames for the keeper, built from launches: batches, stores, releases and messages to members.
 
 Follows docs/reference/keeper-protocol.md. Called by HostSide alone; pure. The values of the submitter's environment are
-not known here: a batch's `zygote` names the blob as `env_blob` and the launch's own variables as `own_env`, and the agent's
-I/O replaces both by `env`, those of them that are read when libraries are loaded.
+not known here: a batch's `zygote` names the blob as `env_blob`, and the agent's I/O replaces it by `env`, the blob's
+variables that are read when libraries are loaded.
 """
 
 from __future__ import annotations
@@ -44,19 +44,15 @@ def spawn_frame(launches: list[Launch], secret: str) -> Frame:
     }
 
 
-def store_frame(launch: Launch) -> Frame:
-    """A batch without attempts: the store of a generation whose members are all there already."""
-    return {
-        "type": "spawn",
-        "batch": {
-            "run": launch.run,
-            "role": launch.role,
-            "generation": launch.generation,
-            "zygote": _zygote(launch),
-            "store": {"host": LOOPBACK},
-            "attempts": [],
-        },
-    }
+def store_frame(launch: Launch, secret: str) -> Frame:
+    """The store of a generation, asked for by a member that is there already.
+
+    The keeper knows the member and starts nothing; the reply comes when it is known who hosts. That the member is named
+    lets the agent's I/O choose the same warm parent for the store's host as for the members.
+    """
+    frame = spawn_frame([launch], secret)
+    frame["batch"]["store"] = {"host": LOOPBACK}
+    return frame
 
 
 def release_frame(launch: Launch, store: dict[str, Any]) -> Frame:
@@ -104,7 +100,6 @@ def _zygote(launch: Launch) -> dict[str, Any] | None:
         "python": launch.python,
         "preload": list(launch.preload),
         "env_blob": launch.env_blob,
-        "own_env": launch.env,
     }
 
 

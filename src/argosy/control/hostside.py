@@ -404,11 +404,11 @@ class HostSide:
                 local = self._attempts.get(name)
                 if local is not None:
                     self._reconcile_one(now, local, launches)
-        # Survivors and spares must know who hosts the store. Only the reply to a batch without attempts says so, and
-        # the members that are started after it use the same store.
+        # Survivors and spares must know who hosts the store. Only the reply to a batch that starts nothing says so; the
+        # members that are started after it use the same store.
         for key, launch in self._missing.items():
             self._stores[key] = None
-            self._ask(store_frame(launch), "store", key)
+            self._ask(store_frame(launch, self._secret), "store", key)
         self._missing.clear()
         for group in _grouped(launches):
             names = [launch.attempt for launch in group]

@@ -130,7 +130,6 @@ def test_a_warm_python_batch_names_the_blob_for_the_agent_to_fill_in():
         "python": "python3",
         "preload": ["torch"],
         "env_blob": "blob",
-        "own_env": {},
     }
 
 
@@ -268,7 +267,8 @@ def test_a_spare_is_released_with_its_rank_when_the_store_is_known():
     stage.wants(running("r1.t.2.0", gang=True, generation=2, rank=0, world_size=2, env=env))
     assert not stage.sent("release")
     batch = stage.sent("spawn")[-1]["batch"]
-    assert (batch["generation"], batch["attempts"]) == (2, [])
+    assert batch["generation"] == 2
+    assert [order["attempt"] for order in batch["attempts"]] == ["r1.t.2.0"], "known: not started"
     stage.reply(store={"host": "127.0.0.1", "port": 4711, "hosted": True})
     [release] = stage.sent("release")
     assert release["env"]["MASTER_PORT"] == "4711"
@@ -288,10 +288,10 @@ def test_a_member_that_joined_is_told_to_reform_around_the_replacements_store():
     replacement = running("r1.t.1.1", gang=True, generation=2, rank=1)
     stage.wants(("r1.t.0.0", "running", {"launch": survivor, "reform": reform}), replacement)
     assert not stage.sent("tell")
-    sizes = [len(frame["batch"]["attempts"]) for frame in stage.sent("spawn")]
-    assert sizes == [2, 0, 1], "first the store alone: its reply says who hosts"
+    named = [[o["index"] for o in frame["batch"]["attempts"]] for frame in stage.sent("spawn")]
+    assert named == [[0, 1], [0], [1]], "first the store alone: its reply says who hosts"
     stage.reply(store={"host": "127.0.0.1", "port": 2, "hosted": False})
-    assert not stage.sent("tell"), "the reply to a batch with attempts does not know yet"
+    assert not stage.sent("tell"), "the reply to a batch that starts something does not know yet"
     stage.reply(-2, store={"host": "127.0.0.1", "port": 2, "hosted": True})
     [tell] = stage.sent("tell")
     assert tell["message"]["hosted"] is True
