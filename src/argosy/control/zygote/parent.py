@@ -32,7 +32,8 @@ _TIDY_SECONDS = 0.25
 _SECOND_LAYER_SECONDS = 1.0
 """How long nothing must have been asked before the second layer is begun."""
 
-_PATIENT_NICE = 10
+_PATIENT_NICE = 3
+"""Little, as a gang that restarts soon after its first start gains a second per rank from the second layer."""
 
 
 def serve(sock: socket.socket) -> Assignment | None:
@@ -60,21 +61,21 @@ class _Parent:
 
     def serve(self) -> Assignment | None:
         while True:
-            self._use_idle_time()
             try:
+                self._use_idle_time()
                 received = self._channel.receive()
+                if received is None:
+                    return None
+                message, descriptors = received
+                assignment = self._answer(message, descriptors)
             except FrameError as error:
                 sys.exit(f"zygote: the keeper sent {error}")
             except ConnectionError:
-                return None
-            if received is None:
-                return None
-            message, descriptors = received
-            assignment = self._answer(message, descriptors)
-            for descriptor in descriptors if assignment is None else ():
-                os.close(descriptor)
+                return None  # the keeper hung up while it was written to
             if assignment is not None:
                 return assignment
+            for descriptor in descriptors:
+                os.close(descriptor)
             self._last_asked = time.monotonic()
 
     def _use_idle_time(self) -> None:
