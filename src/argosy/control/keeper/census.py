@@ -60,11 +60,19 @@ def make_mark(cluster: str, keeper: str, attempt: str) -> str:
     return (mark + ".").ljust(MARK_BYTES, ".")
 
 
+def read_once(path: str, most_bytes: int) -> bytes:
+    """One read of a small file that the kernel makes: a third of the system calls of open()."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, most_bytes)
+    finally:
+        os.close(fd)
+
+
 def look_at(pid: int) -> Seen | None:
     """One process, or None when there is none."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
+        text = read_once(f"/proc/{pid}/stat", 2048)
     except OSError:
         return None
     # The command's name may hold spaces and parentheses; the fields begin after the last one.

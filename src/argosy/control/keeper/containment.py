@@ -17,6 +17,7 @@ from argosy.control.keeper.census import (
     look_at,
     look_at_all,
     mark_of,
+    read_once,
     safe_name,
     with_descendants,
 )
@@ -404,8 +405,7 @@ def _members_of_tree(path: str, leader: int) -> list[Seen]:
 
 def _is_populated(path: str) -> bool:
     try:
-        with open(f"{path}/cgroup.events") as file:
-            return "populated 1" in file.read()
+        return b"populated 1" in read_once(f"{path}/cgroup.events", 4096)
     except OSError:
         return False
 

@@ -181,6 +181,8 @@ class Zygotes:
                 env={**env, **entry.spec["env"], "ARGOSY_MARK": mark},
                 limits={"nofile": self.keeper.before.open_files},
                 affinity=self.keeper.before.affinity,
+                # As urgent as the keeper: somebody waits for every fork. Ranks set their own level.
+                nice=os.getpriority(os.PRIO_PROCESS, 0),
                 oom_score=RANK_OOM_SCORE,
                 descriptors=[null, 2, 2, theirs.fileno()],
                 entries=[group.entry] if group.entry else [],
