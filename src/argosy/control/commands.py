@@ -24,10 +24,19 @@ def check_secrets(spec: RunSpec, blobs: dict[str, str]) -> None:
 def name_of(spec: RunSpec) -> str:
     """A name for a run that has none: that of its first program."""
     role = next(iter(spec.roles.values()))
-    program = role.script or role.module or (role.command or ["run"])[0]
+    program = role.script or role.module or _program_of(role.command or ["run"])
     stem = program.rstrip("/").rpartition("/")[2]
     stem = stem.removesuffix(".py")
     return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in stem) or "run"
+
+
+def _program_of(command: list[str]) -> str:
+    """What a command runs; of an interpreter with a script, the script."""
+    is_python = command[0].rpartition("/")[2].startswith("python")
+    if is_python and len(command) > 1:
+        after = command[2] if command[1] == "-m" and len(command) > 2 else command[1]
+        return command[0] if after.startswith("-") else after
+    return command[0]
 
 
 def target_of(supervisor: Supervisor, role: str | None, index: int | None) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from argosy.control.attempts import Attempt, Role
 from argosy.control.restarts import (
+    Life,
     Tally,
     describe,
     first_cause,
@@ -47,6 +48,8 @@ def decide(role: Role, run: str) -> Decision:
     if unfilled:
         return Decision(start=unfilled)
     broken = [a for a in _members(role) if not a.is_alive and a.end != "well"]
+    if not broken and role.policy == "permanent" and _has_ended(role):
+        return _begin_again(role, run)
     if not broken and not _has_vacancy(role):
         return Decision(park=_missing_spares(role))
     return _heal(role, broken, run)
@@ -58,6 +61,24 @@ def _members(role: Role) -> list[Attempt]:
     return [
         a for a in attempts if a is not None and a.generation == role.generation and not a.parked
     ]
+
+
+def _has_ended(role: Role) -> bool:
+    return all(attempt.end == "well" for attempt in _members(role))
+
+
+def _begin_again(role: Role, run: str) -> Decision:
+    """A permanent gang ended well: it is started again, later and later if it ends too soon."""
+    members = [index for index in role.members if not role.processes[index].retired]
+    if not members:
+        return Decision()
+    backoff = role.spec.backoff
+    last = max(_members(role), key=lambda attempt: attempt.exited_at)
+    row = 1 if last.life(backoff.most_seconds).is_long else min(role.generation, 8)
+    wait = wait_seconds(backoff, row, run, role.name, role.generation)
+    return Decision(
+        members=members, not_before=last.exited_at + wait, reason="ended well; permanent"
+    )
 
 
 def _has_vacancy(role: Role) -> bool:
@@ -156,8 +177,14 @@ def _why(cause: Attempt | None) -> str:
 
 
 def _tally(role: Role, cause: Attempt, failure: FailureClass) -> Tally:
+    return role.history.peek(role.spec.budget, cause.exited_at, failure, _life(role, cause))
+
+
+def _life(role: Role, cause: Attempt) -> Life:
+    """The generation's life: it progressed if any of its members did."""
     life = cause.life(role.spec.backoff.most_seconds)
-    return role.history.peek(role.spec.budget, cause.exited_at, failure, life)
+    has_progressed = any(a.said_ready or a.step is not None for a in _members(role))
+    return Life(has_progressed=has_progressed, is_long=life.is_long, is_oom=life.is_oom)
 
 
 def _with_spares(role: Role, remaining: list[int], failed: list[Attempt]) -> list[int]:
@@ -200,7 +227,7 @@ def fold_generation(role: Role, fact: GenerationFormed, at: float) -> None:
     if role.generation:
         cause = _cause([a for a in _members(role) if a.end == "failed"])
         if cause is not None and cause.failure is not None:
-            life = cause.life(role.spec.backoff.most_seconds)
+            life = _life(role, cause)
             role.history.add(role.spec.budget, cause.exited_at, cause.failure, life)
         # Smaller than before: what left does not come back as a spare either.
         if len(fact.members) < len(role.members):

@@ -19,6 +19,7 @@ from argosy.protocol.facts import (
     AttemptStarted,
     AttemptStopping,
     Fact,
+    FailureClass,
     Note,
     PortsRefused,
     PortsReserved,
@@ -61,15 +62,13 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
             return [AttemptJoined(attempt=name, run=run, generation=int(data["generation"]))]
         case "progressed" if attempt.step is None:
             return [AttemptProgressed(attempt=name, run=run, step=int(data.get("step") or 0))]
-        case "hung" | "unready" if attempt.stopping != "kill":
-            reason = str(data.get("reason") or observed.kind)
-            failure = "hang" if observed.kind == "hung" else "user"
+        case "hung" | "unready" if not attempt.stopping:
             # What was asked to end anyway does not fail by being slow about it.
-            if attempt.stopping:
-                return []
+            reason = str(data.get("reason") or observed.kind)
+            failure: FailureClass = "hang" if observed.kind == "hung" else "user"
             return [
                 AttemptStopping(attempt=name, run=run, level="kill", reason=reason, failure=failure)
-            ]  # type: ignore[arg-type]
+            ]
         case "exited":
             return [_exited(run, attempt, data, now)]
     return []

@@ -6,7 +6,7 @@ costs O(log N) in the number of waiting runs. Folded from facts by the coordinat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -133,7 +133,7 @@ class Queue:
             return False
         return share.entries[0][0] == seq and abs(self._use.get(name, 0.0) - use) < 1e-12
 
-    def _candidates(self) -> Iterator[Entry]:
+    def _candidates(self) -> Generator[Entry, None, None]:
         """Waiting runs, best first: heads of shares, then what lies behind them."""
         for priority in sorted(self._levels, reverse=True):
             heads = self._heads.get(priority, [])

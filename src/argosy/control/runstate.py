@@ -53,6 +53,7 @@ class RunState:
         self.roles = {name: Role.of(name, spec) for name, spec in self.spec.roles.items()}
         self.order = [self.roles[name] for name in start_order(self.spec)]
         self.attempts: dict[str, Attempt] = {}
+        self.has_any_ports = any(role.ports for role in self.spec.roles.values())
         self.admitted: RunAdmitted | None = None
         self.ports: dict[str, tuple[str, dict[str, int]]] = {}
         self.ports_refused: PortsRefused | None = None
@@ -200,6 +201,8 @@ class RunState:
         if any(role.alive() for role in self.order):
             raise self._impossible(f"run {self.run} ended with a process that is not reaped")
         self.ended, self.ended_at = fact, event.at
+        # Thousands of ended runs stay in memory: their stories are in the log.
+        self._story = deque(list(self._story)[-3:], maxlen=STORY_LENGTH)
 
     def _fold_accepted(self, event: Event, fact: CommandAccepted) -> None:
         self.commands[fact.command] = (fact.verb, fact.target)
@@ -230,8 +233,10 @@ class RunState:
 
     def wanted_ports(self, host: str) -> dict[str, int]:
         """`role/index/name` -> number to hold on the host; 0: any. Given ones are asked for again."""
-        given = self.ports.get(host, ("", {}))[1]
         wanted: dict[str, int] = {}
+        if not self.has_any_ports:
+            return wanted
+        given = self.ports.get(host, ("", {}))[1]
         for role in self.order:
             for process in role.processes:
                 if process.host == host:

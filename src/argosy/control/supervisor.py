@@ -63,7 +63,9 @@ class Supervisor(RunState):
         if facts:
             return facts
         if self.admitted is None:
-            return [self._end("cancelled", STOPPED_CODE, self.stop.reason)] if self.stop else []
+            if self.stop is not None:
+                return [self._end("cancelled", STOPPED_CODE, self.stop.reason)]
+            return self._finish_commands()
         if self.stop is not None:
             return self._wind_down(self.stop.hard, self.stop.reason)
         if self._is_complete():
@@ -182,9 +184,10 @@ class Supervisor(RunState):
         for name in role.spec.after_ready:
             if not self.roles[name].is_ready():
                 return f"waits for role {name} to be ready"
-        for process in role.processes:
-            if self.wanted_ports(process.host) and not self.has_ports(process.host):
-                return f"waits for its ports on {process.host}"
+        if self.has_any_ports:
+            for host in dict.fromkeys(process.host for process in role.processes):
+                if not self.has_ports(host) and self.wanted_ports(host):
+                    return f"waits for its ports on {host}"
         return ""
 
     def _decide_process(
@@ -330,8 +333,7 @@ class Supervisor(RunState):
                 if older:
                     held |= {each.name for each in affected}
                     reason = f"restarts with {role.name}/{trigger.index}"
-                    facts = list(_stopping(self.run, older, "term", reason))
-                    return held, facts
+                    return held, list[Fact](_stopping(self.run, older, "term", reason))
             if not role.spec.gang:
                 at = self.restart_at(role, role.processes[trigger.index])
                 if at > now:
@@ -346,7 +348,7 @@ class Supervisor(RunState):
             if attempt is None or attempt.is_alive or process.retired:
                 continue
             is_due = attempt.end == "failed" or (
-                attempt.end == "well" and role.policy == "permanent"
+                attempt.end == "well" and role.policy == "permanent" and not role.spec.gang
             )
             if (role.spec.gang and attempt.generation != role.generation) or (
                 not role.spec.gang and is_due and self._why_given_up(role, process, attempt)

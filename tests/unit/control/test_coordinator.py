@@ -242,3 +242,27 @@ def test_a_lost_exit_is_recorded_once_even_if_the_log_was_cut_behind_the_new_kee
     host.log = host.log[:cut]
     host.restart_controller()
     assert len([f for f in host.facts(AttemptExited) if f.lost]) == 1
+
+
+def test_stopping_a_part_of_a_queued_run_is_done_at_once():
+    host = ScriptedHost(cpus=1)
+    host.submit({"a": task(cpu_request=1.0)}, queued=True)
+    host.submit({"a": task(cpu_request=1.0), "b": task()}, queued=True)
+    command = host.stop("b")
+    assert host.facts(CommandDone)[-1].command == command
+    assert host.ended is None
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["/usr/bin/python3", "jobs/train.py", "--x"], "train"),
+        (["python", "-m", "pkg.train"], "pkg-train"),
+        (["python3", "-c", "x"], "python3"),
+        (["./a b.sh"], "a-b-sh"),
+    ],
+)
+def test_a_run_without_a_name_is_called_after_its_program(command, name):
+    host = ScriptedHost()
+    run = host.submit({"a": RoleSpec(command=command)})
+    assert host.coordinator.run_view(run).name == name

@@ -233,3 +233,29 @@ def test_a_plain_gang_backs_off_between_generations_of_its_own_failures():
     assert "restarts in" in host.coordinator.run_view(host.run).waiting
     host.advance(0.2)
     assert len(members(host)) == 2
+
+
+def test_a_permanent_gang_that_ends_well_is_formed_again():
+    host = ScriptedHost()
+    begin(host, count=2, restart="permanent", backoff=Backoff(first_seconds=1.0, jitter=0.0))
+    host.exit("train.0.0", code=0)
+    assert len(members(host)) == 1
+    host.exit("train.1.0", code=0)
+    host.advance(0.9)
+    assert len(members(host)) == 1
+    host.advance(0.2)
+    assert members(host) == [[0, 1], [0, 1]]
+    assert host.waiting() == ["train.0.1", "train.1.1"]
+
+
+def test_a_gang_that_makes_progress_between_failures_is_not_given_up():
+    host = ScriptedHost()
+    budget = Budget(user=50, no_progress=2)
+    begin(host, count=2, budget=budget, backoff=Backoff(most_seconds=1.0))
+    for number in range(6):
+        host.report("progressed", f"train.1.{number}", step=1)
+        host.exit(f"train.0.{number}", code=1)
+        host.exit(f"train.1.{number}", signal=15)
+        host.advance(5.0)
+        host.start()
+    assert host.ended is None
