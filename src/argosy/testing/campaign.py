@@ -68,7 +68,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m argosy.testing", description=__doc__)
     parser.add_argument("--seeds", type=_range, default=(0, 1999), help="first-last")
     parser.add_argument("--hosts", type=int, default=200)
-    parser.add_argument("--runs", type=int, default=120)
+    parser.add_argument("--runs", type=int, default=70)
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--nice", type=int, default=10)

@@ -32,7 +32,7 @@ def random_run(random: Random, number: int) -> RunSpec:
         strategy=random.choice(["one_for_one", "one_for_one", "one_for_all", "rest_for_one"]),
         priority=random.randrange(3),
         share=random.choice(["", "alice", "bob"]),
-        array=random.choice([0, 0, 3, 6]) if is_queued else 0,
+        array=random.choice([0, 0, 0, 0, 3, 3, 6, 30]) if is_queued else 0,
         queued=is_queued,
     )
 
@@ -61,7 +61,7 @@ def _tasks(random: Random) -> RoleSpec:
         budget=Budget(user=random.randrange(6), host=10),
         backoff=_BACKOFF,
         grace_seconds=0.5,
-        cpu_request=random.choice([0.0, 0.5, 2.0]),
+        cpu_request=random.choice([0.0, 0.5, 2.0, 4.0]),
         ports={"http": 0} if random.random() < 0.2 else {},
     )
 

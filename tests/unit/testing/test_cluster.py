@@ -68,6 +68,13 @@ def test_an_agent_that_forgets_which_keeper_wants_are_for_would_be_noticed(monke
     assert _breaks()
 
 
-def test_an_agent_that_drops_reports_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(hostside.Outbox, "due_at", lambda self: None)
+def test_an_agent_that_sends_each_report_only_once_would_be_noticed(monkeypatch):
+    original = hostside.Outbox.take
+
+    def forgetful(self, now):
+        observed = original(self, now)
+        self._entries.clear()
+        return observed
+
+    monkeypatch.setattr(hostside.Outbox, "take", forgetful)
     assert _breaks()
