@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -117,6 +118,8 @@ class Cluster:
                     os.kill(pid, signal.SIGKILL)
             logs = "".join(path.read_text()[-2000:] for path in self.home.rglob("c*.log"))
             raise AssertionError(f"left behind: {left}\n{logs}") from None
+        finally:
+            shutil.rmtree(self.paths.runtime, ignore_errors=True)
 
 
 class Sse:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def api(tmp_path_factory):
     errors = process.communicate(timeout=60)[1].decode()
     control.close()
     tcp.close()
+    shutil.rmtree(paths.runtime)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors, errors
 
