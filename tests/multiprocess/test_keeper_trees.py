@@ -122,7 +122,7 @@ def test_the_leader_is_asked_first_and_the_tree_is_killed_after_the_grace(
         client,
         tmp_path,
         ["child", "daemon"],
-        end="import signal; signal.signal(15, lambda *a: print('asked', flush=True))\n"
+        end="import signal; signal.signal(15, lambda *a: os.write(1, b'asked\\n'))\n"
         "print('armed', flush=True)\nwhile True: time.sleep(1000)",
     )
     client.wait_until(lambda: "armed" in method_keeper.output(order), "the trap")
@@ -218,3 +218,14 @@ def test_no_cgroup_is_left_behind(method_keeper, client):
     client.wait_until(are_empty, "the removal of groups")
     method_keeper.end()
     assert roots_of_cluster(cluster) == []
+
+
+def test_a_keeper_whose_empty_group_was_removed_makes_it_again(keeper, agent):
+    from argosy.control.keeper.census import cluster_key
+    from argosy.control.keeper.containment import roots_of_cluster
+
+    for _, path in roots_of_cluster(cluster_key(str(keeper.directory))):
+        os.rmdir(path)
+    order = keeper.order("true")
+    agent.spawn(order)
+    assert agent.wait_event("exited", attempt=order["attempt"])["code"] == 0

@@ -223,8 +223,13 @@ class Containment:
         if self.method == "scan":
             return Group("", mark)
         path = f"{self.root}/{safe_name(attempt)}"
-        with contextlib.suppress(FileExistsError):
+        try:
             os.mkdir(path)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            # An idle keeper's empty group was tidied away by somebody.
+            os.makedirs(path, exist_ok=True)
         return self.group_at(path, mark)
 
     def group_at(self, path: str, mark: str) -> Group:
