@@ -73,15 +73,15 @@ class Placement:
         """A host joined, or its size changed."""
         capacity = self.hosts.get(host)
         if capacity is None:
-            capacity = self.hosts[host] = Capacity(host, cpus, memory_bytes)
+            capacity = self.hosts[host] = Capacity(host, 0.0, 0)
             insort(self._order, self._key(capacity))
-        else:
-            self._move(capacity, 0.0, 0, 0, cpus=cpus, memory=memory_bytes)
+        more_cpus, more_memory = cpus - capacity.cpus, memory_bytes - capacity.memory_bytes
+        self.total_cpus += more_cpus
+        self.free_cpus += more_cpus
+        self.total_memory += more_memory
+        self.free_memory += more_memory
+        self._move(capacity, 0.0, 0, 0, cpus=cpus, memory=memory_bytes)
         self.sizes_version += 1
-        self.total_cpus = sum(each.cpus for each in self.hosts.values())
-        self.total_memory = sum(each.memory_bytes for each in self.hosts.values())
-        self.free_cpus = sum(each.cpus - each.used_cpus for each in self.hosts.values())
-        self.free_memory = sum(each.memory_bytes - each.used_memory for each in self.hosts.values())
 
     def _key(self, capacity: Capacity) -> tuple[float, int, str]:
         return (capacity.used_cpus - capacity.cpus, capacity.processes, capacity.host)
