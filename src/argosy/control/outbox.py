@@ -29,7 +29,8 @@ class Outbox:
         self.sent_at = 0.0
         self._sent = 0
         self._entries: deque[tuple[int, Observed | None]] = deque()
-        self._silent = 0
+        self._told = 0
+        self._is_due = False
         self._has_first = False
 
     def __len__(self) -> int:
@@ -42,33 +43,31 @@ class Outbox:
         if not self._has_first:
             # What came before was acknowledged to the source by an earlier agent.
             self._has_first = True
-            self.forgettable = number - 1
+            self.forgettable = self._told = number - 1
         self.last = number
+        if observed is None and self._entries and self._entries[-1][1] is None:
+            self._entries.pop()  # a long silence of the controller must not fill the memory with steps
         self._entries.append((number, observed))
         self._drop(self.forgettable)
         return True
 
-    def append(self, observed: Observed) -> None:
-        """Take one of the agent's own, which is numbered by its place."""
-        self.add(observed.number, observed)
-
     def acknowledge(self, number: int) -> None:
         """All up to the number are durable."""
         self._drop(number)
-        self._silent = SILENT_ACKNOWLEDGEMENTS
+        self._is_due = True
 
     def _drop(self, through: int) -> None:
         entries = self._entries
         while entries and (entries[0][0] <= through or entries[0][1] is None):
-            number, observed = entries.popleft()
-            self.forgettable = number
-            self._silent += observed is None
+            self.forgettable = entries.popleft()[0]
 
     def take_forgettable(self) -> int:
         """The number the source may forget up to, if it is worth a frame; else 0."""
-        if self._silent < SILENT_ACKNOWLEDGEMENTS:
+        news = self.forgettable - self._told
+        if news <= 0 or (not self._is_due and news < SILENT_ACKNOWLEDGEMENTS):
             return 0
-        self._silent = 0
+        self._is_due = False
+        self._told = self.forgettable
         return self.forgettable
 
     def unsent(self) -> bool:

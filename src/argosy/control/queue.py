@@ -198,7 +198,8 @@ class Queue:
         if not self._is_possible(entry):
             return f"{text}, the hosts have {self.placement.total_cpus:g} in all"
         ahead = self._positions()[run]
-        return f"{text}, {max(0.0, self.placement.free_cpus):g} free, {ahead} runs ahead"
+        runs = "1 run" if ahead == 1 else f"{ahead} runs"
+        return f"{text}, {max(0.0, self.placement.free_cpus):g} free, {runs} ahead"
 
     def _positions(self) -> dict[str, int]:
         """Place of each waiting run by priority and age; sorted again only after a change."""

@@ -171,6 +171,16 @@ def test_later_steps_are_not_reported_but_the_keeper_may_forget_them():
     assert stage.sent("ack")[-1]["through"] == 79
 
 
+def test_steps_during_a_long_silence_of_the_controller_take_no_memory():
+    stage = Stage()
+    stage.wants(running())
+    stage.side.controller_disconnected(stage.now)
+    stage.event(1, "started", pid=5, how="exec")
+    for number in range(2, 5000):
+        stage.event(number, "link", message={"say": "step", "step": number})
+    assert len(stage.side._outboxes["k1"]) == 3
+
+
 def test_what_a_worker_says_is_reported():
     stage = Stage()
     stage.wants(running())

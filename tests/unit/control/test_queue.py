@@ -121,7 +121,7 @@ def test_a_waiting_run_says_why():
     bench.admit_all()
     bench.add("b", cpus=2.0)
     bench.add("c", cpus=2.0)
-    assert bench.queue.waiting("c") == "queued: needs 2 CPUs, 0.5 free, 1 runs ahead"
+    assert bench.queue.waiting("c") == "queued: needs 2 CPUs, 0.5 free, 1 run ahead"
 
 
 def test_every_run_of_thousands_is_admitted_once():
