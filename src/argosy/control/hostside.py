@@ -24,6 +24,7 @@ from argosy.control.batches import (
     store_key,
 )
 from argosy.control.identity import is_attempt, run_of
+from argosy.control.keeperevents import is_step, observation_of
 from argosy.control.outbox import RESEND_SECONDS, Outbox
 from argosy.protocol.messages import (
     PROTOCOL_VERSION,
@@ -324,57 +325,26 @@ class HostSide:
     # --- the keeper's side --------------------------------------------------------------------------------------
 
     def _observe(self, now: float, number: int, event: dict[str, Any]) -> Observed | None:
-        """What an event of the keeper tells the controller; None: nothing."""
-        kind = event.get("event")
-        attempt = str(event.get("attempt") or "")
-        run = str(event.get("run") or "")
-        if kind == "note":
-            data = {"level": event.get("level", "info"), "text": event.get("text", "")}
-            return Observed(number=number, kind="note", attempt=attempt, run=run, data=data)
-        if not is_attempt(attempt):
-            return None
-        local = self._attempts.setdefault(attempt, _Local(attempt))
-        if kind == "started":
-            is_parked = local.launch is not None and local.launch.parked and not local.is_released
-            if local.state in ("", "spawning", "starting"):
-                local.state = "parked" if is_parked else "running"
-            self._touched[attempt] = None
-            data = {key: event.get(key) for key in ("pid", "how", "note")}
-            return Observed(number=number, kind="started", attempt=attempt, run=run, data=data)
-        if kind == "exited":
-            local.state = "exited"
-            self._touched[attempt] = None
-            keys = ("code", "signal", "is_oom", "error", "swept", "at")
-            data = {key: event[key] for key in keys if event.get(key) is not None}
-            return Observed(number=number, kind="exited", attempt=attempt, run=run, data=data)
-        message = event.get("message")
-        if kind == "link" and isinstance(message, dict):
-            return self._observe_link(now, number, local, message)
-        return None
+        """Fold an event of the keeper; what it tells the controller, or None."""
+        attempt = event.get("attempt")
+        local: _Local | None = None
+        is_first_step = False
+        if is_attempt(attempt) and event.get("event") in ("started", "exited", "link"):
+            local = self._attempts.setdefault(str(attempt), _Local(str(attempt)))
+            self._touched[local.attempt] = None
+            if event["event"] == "exited":
+                local.state = "exited"
+            elif event["event"] == "started":
+                self._started(local)
+            elif is_step(event):
+                is_first_step, local.step_at = local.step_at is None, now
+                self._watched[local.attempt] = None
+        return observation_of(number, event, is_first_step=is_first_step)
 
-    def _observe_link(
-        self, now: float, number: int, local: _Local, message: dict[str, Any]
-    ) -> Observed | None:
-        name, run = local.attempt, run_of(local.attempt)
-        says = message.get("say")
-        if says == "step":
-            is_first, local.step_at = local.step_at is None, now
-            self._watched[name] = None
-            step = message.get("step")
-            if not is_first or not isinstance(step, int):
-                return None
-            return Observed(
-                number=number, kind="progressed", attempt=name, run=run, data={"step": step}
-            )
-        if says == "ready":
-            return Observed(number=number, kind="ready", attempt=name, run=run)
-        if says == "join" and isinstance(message.get("generation"), int):
-            data = {"generation": message["generation"]}
-            return Observed(number=number, kind="joined", attempt=name, run=run, data=data)
-        if says == "error":
-            data = {"level": "error", "text": str(message.get("text", ""))[:4096]}
-            return Observed(number=number, kind="note", attempt=name, run=run, data=data)
-        return None
+    def _started(self, local: _Local) -> None:
+        is_parked = local.launch is not None and local.launch.parked and not local.is_released
+        if local.state in ("", "spawning", "starting"):
+            local.state = "parked" if is_parked else "running"
 
     def _ask(self, frame: Frame, kind: str, what: Any) -> None:
         self._next_id += 1

@@ -1,0 +1,65 @@
+"""From a keeper's events to observations for the controller, one for one, with the keeper's number.
+
+What the controller need not know (helpers, errands, later steps, words it does not understand) becomes None. Called by
+HostSide for every event; pure, and it never trusts a worker's words to have the right types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from argosy.control.identity import is_attempt
+from argosy.protocol.messages import Observed
+
+MOST_TEXT = 4096
+_OF_EXIT = ("code", "signal", "is_oom", "error", "swept", "at")
+
+
+def is_step(event: dict[str, Any]) -> bool:
+    """Whether a worker reported a step."""
+    message = event.get("message")
+    return isinstance(message, dict) and message.get("say") == "step"
+
+
+def observation_of(
+    number: int, event: dict[str, Any], *, is_first_step: bool = False
+) -> Observed | None:
+    """What the event tells the controller; None: nothing."""
+    kind = event.get("event")
+    attempt = str(event.get("attempt") or "")
+    run = str(event.get("run") or "")
+    if kind == "note":
+        data = {"level": event.get("level", "info"), "text": event.get("text", "")}
+        return Observed(number=number, kind="note", attempt=attempt, run=run, data=data)
+    if not is_attempt(attempt):
+        return None
+    if kind == "started":
+        data = {key: event.get(key) for key in ("pid", "how", "note")}
+        return Observed(number=number, kind="started", attempt=attempt, run=run, data=data)
+    if kind == "exited":
+        data = {key: event[key] for key in _OF_EXIT if event.get(key) is not None}
+        return Observed(number=number, kind="exited", attempt=attempt, run=run, data=data)
+    message = event.get("message")
+    if kind == "link" and isinstance(message, dict):
+        return _of_worker(
+            Observed(number=number, kind="note", attempt=attempt, run=run), message, is_first_step
+        )
+    return None
+
+
+def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) -> Observed | None:
+    number, attempt, run = blank.number, blank.attempt, blank.run
+    says, generation, step = message.get("say"), message.get("generation"), message.get("step")
+    if says == "step" and is_first_step and isinstance(step, int):
+        return Observed(
+            number=number, kind="progressed", attempt=attempt, run=run, data={"step": step}
+        )
+    if says == "ready":
+        return Observed(number=number, kind="ready", attempt=attempt, run=run)
+    if says == "join" and isinstance(generation, int):
+        data = {"generation": generation}
+        return Observed(number=number, kind="joined", attempt=attempt, run=run, data=data)
+    if says == "error":
+        text = {"level": "error", "text": str(message.get("text", ""))[:MOST_TEXT]}
+        return Observed(number=number, kind="note", attempt=attempt, run=run, data=text)
+    return None
