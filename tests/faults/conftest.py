@@ -134,7 +134,7 @@ def is_alive(pid):
         return False
 
 
-@pytest.fixture()
+@pytest.fixture
 def cluster(tmp_path):
     """A home of its own; whatever the test started in it is gone afterwards."""
     made = Cluster(tmp_path / "home")

@@ -29,7 +29,9 @@ def test_no_folder_or_file_has_a_name_that_explains_nothing():
 
 
 def test_every_module_says_what_it_is():
-    silent = [str(f.relative_to(ROOT)) for f in FILES if not ast.get_docstring(ast.parse(f.read_text()))]
+    silent = [
+        str(f.relative_to(ROOT)) for f in FILES if not ast.get_docstring(ast.parse(f.read_text()))
+    ]
     assert silent == []
 
 
