@@ -1,27 +1,29 @@
 from __future__ import annotations
 
-import multiprocessing
-import os
+import json
 
 import pytest
 
-from argosy.testing.cluster import simulate
-
-NUM_SEEDS = 50
+from argosy.testing.campaign import main
 
 
-def _outcome(seed):
-    result = simulate(seed)
-    again = simulate(seed)["digest"] if seed % 10 == 0 else result["digest"]
-    return result, again
+def _metrics(capsys, *arguments):
+    code = main(["--nice", "0", *arguments])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_fifty_stories_of_two_hundred_hosts_break_nothing_and_repeat_exactly():
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for result, again in pool.imap(_outcome, range(NUM_SEEDS)):
-            assert result["num_events"] >= 5000
-            assert result["num_faults"] >= 20
-            assert result["num_facts"] >= 1000
-            assert result["digest"] == again
+def test_fifty_stories_of_two_hundred_hosts_break_nothing(capsys):
+    code, metrics = _metrics(capsys, "--seeds", "0-49")
+    assert code == 0
+    assert (metrics["seeds"], metrics["hosts"], metrics["broken_invariants"]) == (50, 200, 0)
+    assert metrics["least_events"] >= 5000
+    assert metrics["least_faults"] >= 20
+
+
+@pytest.mark.timeout(120)
+def test_a_seed_has_the_same_history_every_time(capsys):
+    code, metrics = _metrics(capsys, "--seeds", "50-53", "--twice")
+    assert code == 0
+    assert metrics["histories_compared"] == 4
