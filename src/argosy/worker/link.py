@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import json
 import os
 import selectors
@@ -300,6 +301,9 @@ class Link:
     def _drop(self) -> None:
         """Forget the connection; a later use makes a new one."""
         if self._socket is not None:
+            # Closing alone does not wake a thread that waits for it.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
             self._retry_at = time.monotonic() + self._retry_seconds
         for descriptor in self._descriptors:
