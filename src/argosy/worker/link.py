@@ -11,8 +11,9 @@ import array
 import collections
 import contextlib
 import json
+import math
 import os
-import selectors
+import select
 import socket
 import struct
 import threading
@@ -330,10 +331,10 @@ def _wait_socket(sock: socket.socket | None, is_sending: bool, seconds: float | 
         time.sleep(1.0 if seconds is None else seconds)
         return
     try:
-        with selectors.DefaultSelector() as selector:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_sending else 0)
-            selector.register(sock, events)
-            selector.select(seconds)
+        # poll, not epoll: it keeps hold of a socket that another thread shuts down and closes, and sees the end.
+        waiting = select.poll()
+        waiting.register(sock, select.POLLIN | (select.POLLOUT if is_sending else 0))
+        waiting.poll(None if seconds is None else math.ceil(1000 * seconds))
     except (OSError, ValueError):
         pass  # closed by another thread meanwhile; the caller looks again
 
