@@ -52,7 +52,7 @@ def status(arguments: Arguments) -> int:
 def down(arguments: Arguments) -> int:
     """Stop the cluster with everything in it; refuses while runs are alive unless forced."""
     controller = connect()
-    found = is_up(controller)
+    found = _await_or_force(controller, is_forced=bool(arguments.get("force")))
     if found is None:
         sweep_leftovers(controller.cluster)
         return _say(arguments, "no cluster was running")
@@ -61,6 +61,21 @@ def down(arguments: Arguments) -> int:
         _await_end(controller, list(_pids(found)))
         sweep_leftovers(controller.cluster)
     return _say(arguments, "cluster stopped")
+
+
+def _await_or_force(controller: Controller, *, is_forced: bool) -> dict[str, Any] | None:
+    """The status; None when there is no cluster. Forced, stopped parts go on, and a cluster that does not answer is ended."""
+    if not is_forced:
+        return is_up(controller)
+    from argosy.control.stalled import end_parts, resume_parts
+
+    resume_parts(controller.cluster)
+    try:
+        return is_up(controller)
+    except ClusterError:
+        with Progress().during("ending a cluster that does not answer"):
+            end_parts(controller.cluster)
+        return None
 
 
 def render_status(status: dict[str, Any], controller: Controller, paint: Paint) -> str:

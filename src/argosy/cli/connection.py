@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from argosy.control.home import Cluster, open_cluster
-from argosy.control.submission import reach
+from argosy.control.submission import controller_client, reach
 from argosy.errors import ConfigError, NotFoundError
-from argosy.protocol.httpclient import Client, unreachable
+from argosy.protocol.httpclient import unreachable
 
 MOST_LISTED = 10_000
 
@@ -36,7 +36,7 @@ class Controller:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.client = Client(cluster.http_socket)
+        self.client = controller_client(cluster)
 
     def get(self, target: str) -> Any:
         """GET."""

@@ -190,8 +190,12 @@ class Follower:
             return
         self._look_at = time.monotonic() + 1.0
         try:
+            self._client.on_silence()
             view = self._client.get(f"/v1/runs/{self._run}")
-        except (OSError, ClusterError):
+        except ClusterError as error:
+            self._progress.begin(f"{error.what} (fix: {error.fix})")
+            return
+        except OSError:
             return
         self._progress.begin(describe_wait(view, self._imports))
 

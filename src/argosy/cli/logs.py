@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 from urllib.parse import urlencode
 
 from argosy.cli.arguments import Arguments
-from argosy.cli.connection import Controller, Target, connect
+from argosy.cli.connection import Controller, Target, connect, processes_of
 from argosy.cli.output import LabelledOutput
 from argosy.errors import ClusterError, NotFoundError
 
@@ -35,11 +36,23 @@ def logs(arguments: Arguments) -> int:
     if arguments.get("json"):
         print(json.dumps({"lines": lines}))
         return 0
+    if not lines:
+        _check_files(view, target)
     output = _output(view, arguments, is_live=False)
     for line in lines:
         output.line(line)
     output.finish()
     return 0
+
+
+def _check_files(view: dict[str, Any], target: Target) -> None:
+    """NotFoundError when there is nothing to show because somebody has removed the files."""
+    started = [p for p in processes_of(view, target) if p["started_at"]]
+    if started and not any(os.path.exists(p["stdout"]) for p in started):
+        raise NotFoundError(
+            f"the log files of run {view['run']} are gone from {view['directory']}/logs",
+            fix=f"what happened is still in `argosy events {view['run']}`",
+        )
 
 
 def follow_lines(

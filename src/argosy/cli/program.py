@@ -9,7 +9,12 @@ from __future__ import annotations
 import os
 
 from argosy.cli.arguments import Arguments
-from argosy.control.programs import check_command, check_programs, check_script
+from argosy.control.programs import (
+    check_command,
+    check_programs,
+    check_script,
+    working_directory,
+)
 from argosy.errors import ConfigError
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
@@ -111,11 +116,11 @@ def _what_to_start(arguments: Arguments, script: str) -> dict[str, Any]:
         _check_module(module)
         return {"module": module, "arguments": rest or []}
     if script:
-        check_script(script, os.getcwd())
+        check_script(script, working_directory())
         _check_python(script)
         return {"script": script, "arguments": rest or []}
     if rest:
-        check_command(rest[0], os.getcwd(), os.environ.get("PATH", os.defpath))
+        check_command(rest[0], working_directory(), os.environ.get("PATH", os.defpath))
         return {"command": rest}
     raise ConfigError(
         "there is nothing to run",
@@ -178,7 +183,7 @@ def _read_file(arguments: Arguments, path: str) -> dict[str, Any]:
     from argosy.config.files import load_spec
 
     document: dict[str, Any] = msgspec.to_builtins(load_spec(path, arguments.get("set", [])))
-    check_programs(document, os.getcwd(), os.environ)
+    check_programs(document, working_directory(), os.environ)
     return document
 
 
@@ -192,7 +197,7 @@ def _override(spec: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     changed = make_spec(apply_overrides(spec, overrides), source="--set")
     check_spec(changed)
     document: dict[str, Any] = msgspec.to_builtins(changed)
-    check_programs(document, os.getcwd(), os.environ)
+    check_programs(document, working_directory(), os.environ)
     return document
 
 
@@ -229,7 +234,10 @@ def _check_module(module: str) -> None:
     top = module.split(".", 1)[0]
     extra = [part or "." for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     finders = (BuiltinImporter.find_spec(top), FrozenImporter.find_spec(top))
-    if not any(finders) and PathFinder.find_spec(top, [os.getcwd(), *extra, *sys.path]) is None:
+    if (
+        not any(finders)
+        and PathFinder.find_spec(top, [working_directory(), *extra, *sys.path]) is None
+    ):
         raise ConfigError(
             f"there is no module {top!r} for {sys.executable}",
             fix="check its name, the directory you are in, and the environment that is active",

@@ -12,9 +12,15 @@ import sys
 from argosy.cli.arguments import Arguments
 from argosy.cli.program import Program, read_program
 from argosy.cli.progress import Progress
+from argosy.cli.shield import Shield
 from argosy.control.home import Cluster, open_cluster
-from argosy.control.submission import RunHandle, describe_shell, is_text, send
-from argosy.protocol.httpclient import Client
+from argosy.control.submission import (
+    RunHandle,
+    controller_client,
+    describe_shell,
+    is_text,
+    send,
+)
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
@@ -38,8 +44,15 @@ def submit_program(program: Program, cluster: Cluster) -> list[RunHandle]:
     if program.secrets:
         submission["secrets"] = program.secrets
     _warn_of_lost_variables(submission["env"])
+    shield = Shield()
     with Progress().during("starting the cluster"):
-        return send(cluster, submission)
+        handles = send(cluster, submission, shield=shield)
+    if shield.num_interrupts:
+        for handle in handles:
+            handle.stop(hard=True, reason="Ctrl-C")
+            sys.stderr.write(f"argosy: run {handle.run} stopped: Ctrl-C\n")
+        raise KeyboardInterrupt
+    return handles
 
 
 def print_handles(handles: list[RunHandle], arguments: Arguments) -> None:
@@ -53,7 +66,7 @@ def print_handles(handles: list[RunHandle], arguments: Arguments) -> None:
 
 def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments: Arguments) -> int:
     """Stay with the run until it ends; the exit code of this command."""
-    client = Client(cluster.http_socket)
+    client = controller_client(cluster)
     if any(role.get("tty") for role in spec["roles"].values()) and sys.stdin.isatty():
         from argosy.cli.attach import attach_to_new
 

@@ -64,7 +64,7 @@ def explain_failure(client: Client, view: dict[str, Any]) -> str:
     run = view["run"]
     if view["outcome"] in ("stopped", "cancelled"):
         return f"{paint('argosy:', 'dim')} run {run} {view['outcome']}: {view.get('reason') or 'on request'}\n"
-    incident = None
+    incident, events = None, []
     try:
         events = client.get(f"/v1/events?run={run}&limit={MOST_EVENTS}")["events"]
         incident = final_incident(events)
@@ -74,6 +74,8 @@ def explain_failure(client: Client, view: dict[str, Any]) -> str:
     head = f"{paint('argosy:', 'red')} {paint(f'run {run} failed', 'bold')}"
     if incident is None:
         lines = [f"{head}: {view.get('reason') or 'no cause is known'}"]
+        if any(event["fact"]["kind"] == "run.ports_refused" for event in events):
+            lines.append("  fix: end who uses the port (`ss -ltnp`), or say 0 for any free one")
     else:
         lines = [f"{head}: {incident.sentence}", *_evidence(view, incident.cause, paint)]
         if incident.collateral:

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ from argosy.protocol.facts import Event, Note, RunSubmitted
 from argosy.protocol.messages import FromController, Hello, Report
 
 logger = logging.getLogger("argosy.controller")
+_LOG_PATIENCE_SECONDS = 1.0
 _INLINE_DIRECTORIES = 4
 """Up to so many run directories are made in place; more of them (arrays) in a thread."""
 
@@ -98,10 +99,18 @@ class Conductor:
         self.on_activity()
         return ready
 
-    async def submit(self, submission: Submission) -> list[dict[str, str]]:
-        """Accept runs: values to the keepers, then the decision, durable; ConfigError or ClusterError when refused."""
+    async def submit(
+        self,
+        submission: Submission,
+        *,
+        has_left: Callable[[], Awaitable[bool]] | None = None,
+    ) -> list[dict[str, str]]:
+        """Accept runs: values to the keepers, then the decision, durable; ConfigError or ClusterError when refused.
+
+        `has_left` tells whether the client is gone: then nobody would know of the runs, and there are none.
+        """
         check_spec(submission.spec)
-        self._check_log()
+        await self._check_log()
         await self.wait_for_agent()
         env_blob = await self._put_blob(
             msgspec.json.encode(submission.env, order="sorted").decode()
@@ -109,6 +118,8 @@ class Conductor:
         secret_blobs = {
             name: await self._put_blob(value) for name, value in submission.secrets.items()
         }
+        if has_left is not None and await has_left():
+            raise ClusterError("the client has left before its run was accepted")
         runs, outputs = self.coordinator.submit(
             self.now(), submission, env_blob=env_blob, secret_blobs=secret_blobs
         )
@@ -130,7 +141,7 @@ class Conductor:
         index: int | None = None,
     ) -> str:
         """Ask a run, role or process to end; the command's id once that is durable."""
-        self._check_log()
+        await self._check_log()
         command, outputs = self.coordinator.stop(
             self.now(), run, hard=hard, reason=reason, role=role, index=index
         )
@@ -153,8 +164,11 @@ class Conductor:
                 fix=f"see {self.cluster.log('agent')} and {self.cluster.log('keeper')}",
             ) from None
 
-    def _check_log(self) -> None:
-        # Nothing can be promised while nothing can be made durable.
+    async def _check_log(self) -> None:
+        # Nothing can be promised while nothing can be made durable. Space that was just freed is found by the log's next attempt.
+        deadline = time.monotonic() + _LOG_PATIENCE_SECONDS
+        while self.log.trouble and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
         if self.log.trouble:
             raise ClusterError(
                 self.log.trouble, fix=f"free some space on the disk of {self.cluster.directory}"

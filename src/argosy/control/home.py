@@ -197,16 +197,17 @@ def _prepare_home(home: str) -> None:
             f"{home} is on a network file system ({kind}); the event log needs a local disk",
             fix="set ARGOSY_HOME to a directory on a local disk",
         )
-    check_space(home)
     version = os.path.join(home, "VERSION")
     if not os.path.exists(version):
+        # A home in use is never passed over because it filled up: its cluster must stay within reach.
+        check_space(home)
         _write_version(home, version)
     elif not os.access(home, os.W_OK | os.X_OK):
         raise _refusal(home, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def check_space(home: str) -> None:
-    """HomeError when so little space is left that the event log could not grow."""
+    """HomeError when so little space is left that the event log could not grow: asked before anything is started."""
     space = os.statvfs(home)
     free = space.f_bavail * space.f_frsize
     if free < LEAST_FREE_BYTES:

@@ -147,6 +147,7 @@ def check_home() -> Check:
     """Writable, local, of our format: what every command needs first."""
     try:
         cluster = home.open_cluster()
+        home.check_space(cluster.home)
     except HomeError as failure:
         return broken("home", failure.what, failure.fix)
     return ok("home", f"{cluster.home}, format {home.FORMAT}; sockets in {cluster.runtime}")

@@ -111,7 +111,7 @@ class HttpApi:
         submission = await _body(request, Submission)
         if self._shutdown.is_begun:
             raise _Conflict("the cluster is shutting down", fix="try again in a moment")
-        runs = await self._conductor.submit(submission)
+        runs = await self._conductor.submit(submission, has_left=request.is_disconnected)
         if submission.spec.tied:
             for run in runs:
                 self.tied.expect(run["run"], _CLIENT_SECONDS)

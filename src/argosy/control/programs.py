@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def working_directory() -> str:
+    """The directory the command was typed in; ConfigError when it has been deleted meanwhile."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the current directory does not exist any more",
+            fix="cd to a directory that does (`cd .` if it was made again)",
+        )
+
+
 def check_programs(spec: dict[str, Any], cwd: str, environ: Mapping[str, str]) -> None:
     """Refuse a spec whose scripts or commands cannot be started from here; ConfigError says which and why."""
     for role, role_spec in spec["roles"].items():

@@ -72,7 +72,8 @@ def exit_code(exit: AttemptExited) -> int:
         return 128 + SIGKILL
     if exit.code is not None:
         return exit.code or 1
-    return 126 if "permission" in exit.error.lower() else 127
+    error = exit.error.lower()
+    return 126 if "not executable" in error or "permission" in error else 127
 
 
 def describe(exit: AttemptExited) -> str:

@@ -68,7 +68,11 @@ class Shutdown:
 
     async def _go_down(self, reason: str) -> None:
         try:
-            await self._stop_all(reason)
+            try:
+                await self._stop_all(reason)
+            except ClusterError as error:
+                # The log cannot be written: the keepers end everything, and their exit records tell it later.
+                logger.warning("shutting down: %s", error.what)
             for host in self._conductor.links.hosts():
                 await self._conductor.links.ask(host, "shutdown", {}, timeout_seconds=30)
         except ClusterError as error:

@@ -12,11 +12,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from argosy import __version__
-from argosy.control.home import Cluster, open_cluster
-from argosy.control.programs import check_programs
+from argosy.control.home import Cluster, check_space, open_cluster
+from argosy.control.programs import check_programs, working_directory
 from argosy.errors import (
     ArgosyError,
     ClusterError,
@@ -25,11 +25,12 @@ from argosy.errors import (
     ProtocolError,
     RunFailed,
 )
-from argosy.protocol.httpclient import Client, unreachable
+from argosy.protocol.httpclient import SILENCE_SECONDS, Client, unreachable
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from argosy.config.spec import RunSpec
@@ -80,7 +81,10 @@ class RunHandle:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         return after
-                    for event in stream.wait(left)[0]:
+                    events = stream.wait(min(left or SILENCE_SECONDS, SILENCE_SECONDS))[0]
+                    if not events:
+                        self._client.on_silence()
+                    for event in events:
                         seen = event.json()
                         after = max(after, int(seen["seq"]))
                         if seen["fact"]["kind"] == "run.ended":
@@ -109,7 +113,7 @@ def submit(
         checked = make_spec(spec) if isinstance(spec, dict) else spec
         check_spec(checked)
     document: dict[str, Any] = msgspec.to_builtins(checked)
-    check_programs(document, os.getcwd(), os.environ)
+    check_programs(document, working_directory(), os.environ)
     handle = send(open_cluster(), describe_shell(document))[0]
     if wait:
         view = handle.wait()
@@ -122,14 +126,28 @@ def submit(
     return handle
 
 
-def send(cluster: Cluster, submission: dict[str, Any]) -> list[RunHandle]:
-    """Hand a submission to the controller, bringing the cluster up first if it does not answer."""
-    client = Client(cluster.http_socket, timeout_seconds=UP_SECONDS)
+def send(
+    cluster: Cluster,
+    submission: dict[str, Any],
+    *,
+    shield: AbstractContextManager[object] | None = None,
+) -> list[RunHandle]:
+    """Hand a submission to the controller, bringing the cluster up first if it does not answer.
+
+    `shield` is entered around the question that makes the run.
+    """
+    check_space(cluster.home)
+    client = controller_client(cluster)
+
+    def post() -> Any:
+        with shield or nullcontext():
+            return client.post("/v1/runs", submission)
+
     try:
-        answer = client.post("/v1/runs", submission)
+        answer = post()
     except (FileNotFoundError, ConnectionRefusedError):
         bring_up(cluster, warm=warm_parent(submission))
-        answer = reach(client, lambda: client.post("/v1/runs", submission))
+        answer = reach(client, post)
     except OSError as error:
         raise unreachable(error, cluster.http_socket)
     except (ConfigError, NotFoundError, ProtocolError) as error:
@@ -144,6 +162,7 @@ def bring_up(cluster: Cluster, *, warm: dict[str, Any] | None = None) -> bool:
     """
     if _answers(cluster.http_socket):
         return False
+    check_space(cluster.home)
     from argosy.control.keeper.sweep import start_keeper, sweep_dead_keeper
 
     with _locked(cluster.lock("up")):
@@ -174,7 +193,7 @@ def sweep_leftovers(cluster: Cluster) -> None:
 
 def await_controller(cluster: Cluster) -> dict[str, Any]:
     """Wait until the controller answers; its status."""
-    client = Client(cluster.http_socket, timeout_seconds=UP_SECONDS)
+    client = controller_client(cluster)
     deadline = time.monotonic() + UP_SECONDS
     while True:
         try:
@@ -188,6 +207,17 @@ def await_controller(cluster: Cluster) -> dict[str, Any]:
                 )
             # The keeper binds the sockets a moment after it is started; nothing announces that to strangers.
             time.sleep(0.01)
+
+
+def controller_client(cluster: Cluster) -> Client:
+    """Asks this cluster's controller, and looks for a stopped part when no answer comes."""
+
+    def look_for_stopped() -> None:
+        from argosy.control.stalled import check_parts
+
+        check_parts(cluster)
+
+    return Client(cluster.http_socket, timeout_seconds=UP_SECONDS, on_silence=look_for_stopped)
 
 
 def reach(client: Client, ask: Callable[[], Any]) -> Any:
@@ -238,7 +268,7 @@ def describe_shell(spec: dict[str, Any], *, env: Mapping[str, str] | None = None
         "spec": spec,
         # What is not UTF-8 cannot travel in JSON.
         "env": {k: v for k, v in environment.items() if is_text(k) and is_text(v)},
-        "cwd": os.getcwd(),
+        "cwd": working_directory(),
         "umask": _umask(),
         "limits": _limits(),
         "affinity": sorted(os.sched_getaffinity(0)),

@@ -10,13 +10,17 @@ from __future__ import annotations
 import json
 import select
 import socket
+import time
 
 from argosy.errors import ArgosyError, ClusterError, ConfigError, NotFoundError, ProtocolError
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+SILENCE_SECONDS = 2.0
+"""After so long without an answer the client's `on_silence` is asked what is wrong."""
 MOST_HEADER_BYTES = 64 << 10
 MOST_BODY_BYTES = 256 << 20
 _RECEIVE_BYTES = 256 << 10
@@ -64,9 +68,17 @@ class ServerEvent:
 class Client:
     """Requests to one unix socket; each on a connection of its own, so that nothing is ever sent into a closed one."""
 
-    def __init__(self, path: str, *, timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        timeout_seconds: float = 30.0,
+        on_silence: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_silence` is called while an answer is overdue; it may raise, to say what is wrong."""
         self.path = path
         self.timeout_seconds = timeout_seconds
+        self.on_silence = on_silence or (lambda: None)
 
     def get(self, target: str) -> Any:
         """GET and decode; errors of the server become the error classes for people."""
@@ -80,6 +92,7 @@ class Client:
         """One request, one answer. OSError when the connection fails: see `unreachable()`."""
         with self._connect() as connection:
             connection.sendall(_render(method, target, body, ("connection: close",)))
+            self._await_answer(connection)
             head, rest = _read_head(connection)
             status, headers = _parse_head(head)
             return Response(status, headers, _read_body(connection, headers, rest))
@@ -92,6 +105,7 @@ class Client:
         connection = self._connect()
         try:
             connection.sendall(_render("GET", target, None, extra))
+            self._await_answer(connection)
             head, rest = _read_head(connection)
             status, headers = _parse_head(head)
             if status != 200:
@@ -101,6 +115,14 @@ class Client:
             connection.close()
             raise
         return EventStream(connection, headers, rest)
+
+    def _await_answer(self, connection: socket.socket) -> None:
+        deadline = time.monotonic() + self.timeout_seconds
+        patience = min(SILENCE_SECONDS, self.timeout_seconds)
+        while not select.select([connection], [], [], patience)[0]:
+            self.on_silence()
+            if time.monotonic() >= deadline:
+                raise TimeoutError("timed out")
 
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
