@@ -26,14 +26,14 @@ class Cluster:
         }
         self.clients: list[subprocess.Popen] = []
 
-    def argosy(self, *arguments, check=True, timeout=DEADLINE_SECONDS):
+    def argosy(self, *arguments, check=True, timeout=DEADLINE_SECONDS, env=None, **options):
         done = subprocess.run(
             [sys.executable, "-m", "argosy", *map(str, arguments)],
-            env=self.environment,
+            env={**self.environment, **(env or {})},
             capture_output=True,
-            text=True,
             timeout=timeout,
             check=False,
+            **{"text": True, **options},
         )
         if check and done.returncode != 0:
             raise AssertionError(
@@ -132,6 +132,15 @@ def is_alive(pid):
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One cluster for all tests of a file that leave it as it was."""
+    made = Cluster(tmp_path_factory.mktemp("shared") / "home")
+    made.argosy("up")
+    yield made
+    made.close()
 
 
 @pytest.fixture
