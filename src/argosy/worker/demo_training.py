@@ -43,15 +43,17 @@ def main() -> None:
         loss = F.cross_entropy(model(windows[:, :-1]), windows[:, -1])
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad)
-                parameter.grad.div_(world_size)
+        # One message per step: the gradients of all parameters, and the loss.
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        flat = torch.cat([loss.detach().view(1), *(g.view(-1) for g in gradients)])
+        dist.all_reduce(flat)
+        mean_loss, *means = torch.split(flat / world_size, [1, *(g.numel() for g in gradients)])
+        for gradient, mean in zip(gradients, means, strict=True):
+            gradient.copy_(mean.view_as(gradient))
         optimizer.step()
-        dist.all_reduce(loss := loss.detach())
         if rank == 0 and (step + 1) % SAVE_EVERY == 0:
             save(checkpoint, model, step + 1)
-            print(f"step {step + 1} loss {loss.item() / world_size:.3f}")
+            print(f"step {step + 1} loss {mean_loss.item():.3f}")
     print("done")
     dist.destroy_process_group()
     if rank == 0:

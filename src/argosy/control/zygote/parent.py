@@ -232,7 +232,7 @@ def _leaving_time_to_others() -> Iterator[None]:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.geteuid() == 0:  # others could not come back from a higher nice level
-        os.setpriority(os.PRIO_PROCESS, 0, own + _PATIENT_NICE)
+        os.setpriority(os.PRIO_PROCESS, 0, max(own, 0) + _PATIENT_NICE)
     try:
         yield
     finally:
