@@ -31,6 +31,10 @@ create index events_by_run on events (run, seq) where run != '';
 _INSERT = "insert into events (seq, at, run, keeper, number, fact) values (?, ?, ?, ?, ?, ?)"
 _COLUMNS = "seq, at, keeper, number, fact"
 _RETRY_SECONDS = 0.25
+_QUIET_SECONDS = 0.5
+_MOST_UNMERGED_ROWS = 50_000
+"""The write-ahead file is merged into the database when nothing is written for a moment, or after so many rows: never
+between an event and those who wait for it."""
 _RECENT_EVENTS = 4096
 # Primary codes of SQLite that a disk gives when it is full or stumbles; all pass by themselves or by freeing space.
 _DISK_CODES = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY))
@@ -150,8 +154,12 @@ class EventLog:
     def _write_loop(self) -> None:
         encoder = msgspec.json.Encoder()
         is_open = True
+        num_unmerged = 0
         while is_open:
-            batches, is_open = self._collect()
+            batches, is_open = self._collect(_QUIET_SECONDS if num_unmerged else None)
+            if not batches or num_unmerged > _MOST_UNMERGED_ROWS:
+                self._merge()
+                num_unmerged = 0
             if not batches:
                 continue
             rows = [_row(event, encoder) for batch in batches for event in batch.events]
@@ -163,13 +171,23 @@ class EventLog:
                 continue
             if not written:
                 break
+            num_unmerged += len(rows)
             self._call(self._durable, batches)
         self._writer.close()
 
-    def _collect(self) -> tuple[list[_Batch], bool]:
-        """Everything that waits: what queued up during one commit goes into the next together."""
+    def _merge(self) -> None:
+        try:
+            self._writer.execute("pragma wal_checkpoint(passive)")
+        except sqlite3.OperationalError:
+            pass  # a full or busy disk: the log itself is whole, and the next merge takes all
+
+    def _collect(self, quiet_seconds: float | None) -> tuple[list[_Batch], bool]:
+        """Everything that waits: what queued up during one commit goes into the next together. Nothing: it was quiet for so long."""
         batches: list[_Batch] = []
-        item = self._queue.get()
+        try:
+            item = self._queue.get(timeout=quiet_seconds)
+        except queue.Empty:
+            return batches, True
         while item is not None:
             batches.append(item)
             try:
@@ -266,6 +284,7 @@ def _open(path: str) -> sqlite3.Connection:
             )
             version = SCHEMA_VERSION
         connection.execute("pragma synchronous = full")
+        connection.execute("pragma wal_autocheckpoint = 0")
     except sqlite3.DatabaseError as error:
         connection.close()
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -148,3 +148,18 @@ async def test_history_older_than_memory_is_read_from_disk(tmp_path, monkeypatch
     assert [event.seq for event in await log.read(after=0, limit=100)] == list(range(1, 31))
     assert [event.seq for event in await log.read(after=20, limit=100)] == list(range(21, 31))
     log.close()
+
+
+def test_the_write_ahead_file_is_merged_when_it_is_quiet(tmp_path):
+    path = tmp_path / "events.sqlite"
+
+    async def write():
+        log = EventLog(str(path))
+        before = path.stat().st_size
+        await log.append([note(number) for number in range(1, 2001)])
+        async with asyncio.timeout(20):
+            while path.stat().st_size <= before:
+                await asyncio.sleep(0.02)
+        log.close()
+
+    asyncio.run(write())
