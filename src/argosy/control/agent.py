@@ -41,23 +41,13 @@ _MOST_PAUSE = 1.0
 _WATCH_SECONDS = 0.03
 
 
-class _Side(HostSide):
-    """The decider, which also passes on what the agent itself has to say to people."""
-
-    def note(self, now: float, run: str, attempt: str, text: str) -> HostOutputs:
-        data = {"level": "warning", "text": text}
-        if self.keeper:
-            self._tell("note", run=run, attempt=attempt, data=data)
-        return self._finish(now)
-
-
 class Agent:
     """Everything of one agent process."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._loop = asyncio.get_running_loop()
-        self._side = _Side(
+        self._side = HostSide(
             host=os.uname().nodename,
             cpus=len(os.sched_getaffinity(0)),
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -12,6 +12,7 @@ from argosy.control.keeper.containment import Group, find_containment
 from argosy.control.keeper.environment import open_log, read_regular
 from argosy.control.keeper.loop import READ, Loop
 from argosy.control.keeper.ports import PortError, Reservations
+from argosy.control.keeper.services import next_pause
 
 ORDER = {
     "attempt": "a",
@@ -168,3 +169,14 @@ def test_timers_fire_in_order_and_cancelled_ones_do_not():
     loop.after(0.03, loop.stop)
     loop.run()
     assert fired == ["soon", "late"]
+
+
+def test_a_service_that_ends_quickly_by_itself_waits_longer_each_time_and_a_killed_one_never():
+    pauses = [0.0]
+    for _ in range(12):
+        pauses.append(next_pause(pauses[-1], 0.1, is_killed=False))
+    assert pauses[1] > 0.0
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pauses[-2] <= 10.0
+    assert next_pause(pauses[-1], 0.1, is_killed=True) == 0.0
+    assert next_pause(pauses[-1], 60.0, is_killed=False) == 0.0

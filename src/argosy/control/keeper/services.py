@@ -107,6 +107,7 @@ class Services:
     def _start(self, service: Service) -> None:
         if self.is_ending:
             return
+        service.began = time.monotonic()
         owned: list[int] = []
         try:
             owned.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
@@ -164,7 +165,8 @@ class Services:
         error = self._last_words(service)
         text = f"{service.name} (pid {pid}) ended with {word} {info.si_status}{error}"
         self.keeper.outbox.note(f"{text}; it is started again")
-        self._again(service)
+        is_killed = word == "signal" and info.si_status == signal.SIGKILL
+        self._again(service, is_killed=is_killed)
 
     def _last_words(self, service: Service) -> str:
         text = b""
@@ -177,12 +179,9 @@ class Services:
         error = read_report(text)[1]
         return f": {error}" if error else ""
 
-    def _again(self, service: Service) -> None:
-        """At once when it had lived a while; with growing pauses when it ends quickly."""
-        if time.monotonic() - service.began >= _QUICK_SECONDS:
-            service.pause = 0.0
-        else:
-            service.pause = min(max(_FIRST_PAUSE, service.pause * 2), _MOST_PAUSE)
+    def _again(self, service: Service, *, is_killed: bool = False) -> None:
+        lived = time.monotonic() - service.began
+        service.pause = next_pause(service.pause, lived, is_killed=is_killed)
         service.restarts += 1
         service.timer = self.keeper.loop.after(service.pause, lambda: self._start(service))
 
@@ -193,6 +192,13 @@ class Services:
         for service in self.all:
             if service.pidfd >= 0:
                 send_signal(service.pidfd, signal.SIGKILL)
+
+
+def next_pause(pause: float, lived_seconds: float, *, is_killed: bool) -> float:
+    """Seconds until the next start: none after a while of life or a kill from outside, growing ones after quick ends."""
+    if is_killed or lived_seconds >= _QUICK_SECONDS:
+        return 0.0
+    return min(max(_FIRST_PAUSE, pause * 2), _MOST_PAUSE)
 
 
 def end_survivors(keeper: Keeper, recorded: dict[str, Any], then: Callable[[], None]) -> None:
