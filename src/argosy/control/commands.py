@@ -1,11 +1,15 @@
-"""Commands of clients as the coordinator takes them: names, targets, and what must be there.
+"""Commands of clients as the coordinator takes them: names, targets, what must be there and what must not.
 
 Pure; each refusal says what is missing and the mend.
 """
 
 from __future__ import annotations
 
-from argosy.config.spec import RunSpec
+import hashlib
+
+import msgspec
+
+from argosy.config.spec import RoleSpec, RunSpec
 from argosy.control.supervisor import Supervisor
 from argosy.errors import ConfigError, NotFoundError
 
@@ -19,6 +23,23 @@ def check_secrets(spec: RunSpec, blobs: dict[str, str]) -> None:
                     f"roles.{name}.secrets names {secret!r}, which was not given",
                     fix=f"submit the run with a value for {secret}",
                 )
+
+
+def without_values(spec: RunSpec) -> RunSpec:
+    """The spec as the log may hold it: the roles' variables by name and digest."""
+    roles = {name: _without_values(role) for name, role in spec.roles.items()}
+    return msgspec.structs.replace(spec, roles=roles)
+
+
+def _without_values(role: RoleSpec) -> RoleSpec:
+    if not role.env:
+        return role
+    digests = {
+        # Enough to see whether two values are equal, not what they are.
+        name: "sha256:" + hashlib.sha256(value.encode()).hexdigest()[:16]
+        for name, value in role.env.items()
+    }
+    return msgspec.structs.replace(role, env=digests)
 
 
 def name_of(spec: RunSpec) -> str:

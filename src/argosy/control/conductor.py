@@ -112,23 +112,30 @@ class Conductor:
         check_spec(submission.spec)
         await self._check_log()
         await self.wait_for_agent()
-        env_blob = await self._put_blob(
-            msgspec.json.encode(submission.env, order="sorted").decode()
-        )
+        env_blob = await self._put_environment(submission.env)
+        role_env_blobs = {
+            name: await self._put_environment({**submission.env, **role.env})
+            for name, role in submission.spec.roles.items()
+            if role.env
+        }
         secret_blobs = {
             name: await self._put_blob(value) for name, value in submission.secrets.items()
         }
         if has_left is not None and await has_left():
             raise ClusterError("the client has left before its run was accepted")
         runs, outputs = self.coordinator.submit(
-            self.now(), submission, env_blob=env_blob, secret_blobs=secret_blobs
+            self.now(),
+            submission,
+            env_blob=env_blob,
+            secret_blobs=secret_blobs,
+            role_env_blobs=role_env_blobs,
         )
         names = {
             event.fact.run: event.fact.name
             for event in outputs.events
             if isinstance(event.fact, RunSubmitted)
         }
-        await self.apply(outputs)
+        await self._durable(self.apply(outputs))
         return [{"run": run, "name": names.get(run, "")} for run in runs]
 
     async def stop(
@@ -145,7 +152,7 @@ class Conductor:
         command, outputs = self.coordinator.stop(
             self.now(), run, hard=hard, reason=reason, role=role, index=index
         )
-        await self.apply(outputs)
+        await self._durable(self.apply(outputs))
         return command
 
     def note(self, note: Note) -> None:
@@ -163,6 +170,16 @@ class Conductor:
                 f"no agent has connected within {self._agent_wait_seconds:.0f} s",
                 fix=f"see {self.cluster.log('agent')} and {self.cluster.log('keeper')}",
             ) from None
+
+    async def _durable(self, ready: asyncio.Future[Any]) -> None:
+        """Wait for what `apply` gave; ClusterError when the disk refuses for long, so that nobody waits without an answer."""
+        while not (await asyncio.wait([ready], timeout=_LOG_PATIENCE_SECONDS))[0]:
+            if self.log.trouble:
+                raise ClusterError(
+                    f"{self.log.trouble}; what was asked will be done when there is space",
+                    fix=f"free some space on the disk of {self.cluster.directory}",
+                )
+        await ready
 
     async def _check_log(self) -> None:
         # Nothing can be promised while nothing can be made durable. Space that was just freed is found by the log's next attempt.
@@ -183,6 +200,9 @@ class Conductor:
     def statistics(self) -> dict[str, Any]:
         """Counts of log and links."""
         return {**self.log.statistics(), "num_waiting_messages": len(self._outbox)}
+
+    async def _put_environment(self, environment: dict[str, str]) -> str:
+        return await self._put_blob(msgspec.json.encode(environment, order="sorted").decode())
 
     async def _put_blob(self, data: str) -> str:
         name = hashlib.sha256(data.encode()).hexdigest()

@@ -16,7 +16,7 @@ import msgspec
 from argosy.config.checks import check_spec
 from argosy.config.spec import Submission
 from argosy.control import views
-from argosy.control.commands import check_secrets, name_of, target_of
+from argosy.control.commands import check_secrets, name_of, target_of, without_values
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
 from argosy.control.launching import want_of
@@ -108,11 +108,13 @@ class Coordinator:
         *,
         env_blob: str,
         secret_blobs: dict[str, str],
+        role_env_blobs: dict[str, str] | None = None,
     ) -> tuple[list[str], Outputs]:
         """Accept a run, or the runs of an array; returns their ids. Raises ConfigError."""
         spec = submission.spec
         check_spec(spec)
         check_secrets(spec, secret_blobs)
+        spec = without_values(spec)
         self._begin(now)
         name = spec.name or name_of(spec)
         command = f"c{self.seq + 1}"
@@ -129,6 +131,7 @@ class Coordinator:
                     spec=msgspec.structs.replace(spec, name=full_name),
                     env_blob=env_blob,
                     env_names=sorted(submission.env),
+                    role_env_blobs=role_env_blobs or {},
                     cwd=submission.cwd,
                     umask=submission.umask,
                     limits=submission.limits,

@@ -49,7 +49,7 @@ def launch_of(supervisor: Supervisor, attempt: Attempt, runs_directory: str) -> 
     directory = f"{runs_directory}/{supervisor.run}"
     output = f"{directory}/logs/{attempt.role}.{attempt.index}.{attempt.number}"
     error_file = f"{directory}/errors/{attempt.id}.json"
-    threads = _threads(spec)
+    threads = _threads(supervisor, spec)
     return Launch(
         attempt=attempt.id,
         run=supervisor.run,
@@ -57,7 +57,7 @@ def launch_of(supervisor: Supervisor, attempt: Attempt, runs_directory: str) -> 
         index=attempt.index,
         program=_program(spec),
         python=spec.python or submitted.python,
-        env_blob=submitted.env_blob,
+        env_blob=submitted.role_env_blobs.get(attempt.role, submitted.env_blob),
         env=_environment(supervisor, role, attempt, directory, error_file),
         cwd=_joined(submitted.cwd, spec.cwd),
         umask=submitted.umask,
@@ -105,10 +105,12 @@ def _affinity(spec: RoleSpec, index: int, inherited: list[int]) -> list[int]:
     return [spec.cpus[index % len(spec.cpus)]] if spec.cpus else list(inherited)
 
 
-def _threads(spec: RoleSpec) -> int | None:
-    if spec.threads is None and spec.gang and spec.count > 1:
-        return 1
-    return spec.threads
+def _threads(supervisor: Supervisor, spec: RoleSpec) -> int | None:
+    """As torchrun: one thread for each rank of several, unless the user's own variable says how many."""
+    if spec.threads is not None:
+        return spec.threads
+    is_set = "OMP_NUM_THREADS" in spec.env or "OMP_NUM_THREADS" in supervisor.submitted.env_names
+    return 1 if spec.gang and spec.count > 1 and not is_set else None
 
 
 def _own_ports(supervisor: Supervisor, attempt: Attempt) -> dict[str, int]:
@@ -137,13 +139,13 @@ def _environment(
             env[f"ARGOSY_PORT_{_variable(key)}"] = str(port)
     for name, port in _own_ports(supervisor, attempt).items():
         env[f"ARGOSY_PORT_{_variable(name)}"] = str(port)
-    threads = _threads(spec)
+    threads = _threads(supervisor, spec)
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
     if spec.gang and attempt.rank is not None:
         env.update(gang_environment(supervisor, role, attempt))
-    env.update(spec.env)
-    return env
+    # The role's own variables win; their values are in its blob, only their names are known here.
+    return {name: value for name, value in env.items() if name not in spec.env}
 
 
 def _variable(key: str) -> str:

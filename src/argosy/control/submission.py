@@ -251,12 +251,12 @@ def warm_parent(submission: dict[str, Any]) -> dict[str, Any] | None:
 
     for role in submission["spec"]["roles"].values():
         if (role.get("script") or role.get("module")) and role.get("warm", True):
-            own = role.get("env", {})
-            added = isa.environment({**submission["env"], **own})
+            environment = {**submission["env"], **role.get("env", {})}
+            added = isa.environment(environment)
             return {
                 "python": role.get("python") or submission["python"],
                 "preload": role.get("preload", ["torch", "torch.distributed"]),
-                "env": {**load_time(submission["env"]), **own_load_time({**added, **own})},
+                "env": {**load_time(environment), **own_load_time(added)},
             }
     return None
 

@@ -49,7 +49,8 @@ class Tally:
             self._attempts.pop(fact.attempt, None)
         elif isinstance(fact, RunSubmitted):
             self.queued.add(fact.run)
-            names = {fact.env_blob, *fact.secret_blobs.values()}
+            environments = {fact.env_blob, *fact.role_env_blobs.values()}
+            names = environments | set(fact.secret_blobs.values())
             self._blobs[fact.run] = {name for name in names if name}
             if fact.spec.tied:
                 self.tied.add(fact.run)

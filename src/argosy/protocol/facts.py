@@ -60,9 +60,12 @@ class RunSubmitted(Fact, frozen=True, kw_only=True, tag="run.submitted"):
     run: str
     name: str
     spec: RunSpec
+    """With digests in the place of the values of the roles' variables."""
     env_blob: str
     """Digest of the submitter's environment; the values live in the keeper."""
     env_names: list[str] = []
+    role_env_blobs: dict[str, str] = {}
+    """The same for roles with variables of their own: the submitter's environment with theirs in it."""
     cwd: str = "/"
     umask: int = 0o022
     limits: dict[str, tuple[int, int]] = {}

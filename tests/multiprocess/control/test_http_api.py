@@ -188,11 +188,12 @@ def test_tcp_takes_only_the_token_under_its_own_name(quiet_cluster):
 
 
 def test_values_of_environment_and_secrets_reach_the_process_and_nothing_else(cluster):
-    script = 'echo "$PLAIN" > seen; cat <&$ARGOSY_SECRET_KEY_FD > secret; echo done'
+    script = 'echo "$PLAIN $OWN" > seen; cat <&$ARGOSY_SECRET_KEY_FD > secret; echo done'
     run = cluster.submit(
         {
             "main": {
                 "command": ["sh", "-c", script],
+                "env": {"OWN": "ownvalue-77aa"},
                 "secrets": ["KEY"],
                 "cwd": str(cluster.home.parent),
             }
@@ -201,12 +202,13 @@ def test_values_of_environment_and_secrets_reach_the_process_and_nothing_else(cl
         secrets={"KEY": "secretvalue-9c1e"},
     )
     assert cluster.wait_ended(run)["outcome"] == "succeeded"
-    assert (cluster.home.parent / "seen").read_text().strip() == "plainvalue-5d2f"
+    assert (cluster.home.parent / "seen").read_text().strip() == "plainvalue-5d2f ownvalue-77aa"
     assert (cluster.home.parent / "secret").read_text().strip() == "secretvalue-9c1e"
     for path in cluster.home.rglob("*"):
         if path.is_file():
             content = path.read_bytes()
             assert b"plainvalue-5d2f" not in content, path
+            assert b"ownvalue-77aa" not in content, path
             assert b"secretvalue-9c1e" not in content, path
 
 

@@ -94,13 +94,13 @@ def test_what_ends_while_nobody_looks_is_in_the_log_once(cluster, tmp_path):
 
 def test_a_dead_keeper_is_replaced_and_restarts_happen_in_the_same_environment(cluster, tmp_path):
     out = tmp_path / "values"
-    script = f'echo "$VALUE" >> {out}; (setsid sleep 1000 &) ; sleep 1000'
-    role = {"command": ["sh", "-c", script], "restart": "permanent"}
+    script = f'echo "$VALUE $OWN" >> {out}; (setsid sleep 1000 &) ; sleep 1000'
+    role = {"command": ["sh", "-c", script], "restart": "permanent", "env": {"OWN": "too"}}
     run = cluster.submit({"main": role}, env={**os.environ, "VALUE": "kept"}, service=True)
     (first,) = cluster.wait_state(run, "running")
-    wait_until(lambda: out.exists() and out.read_text() == "kept\n", "it has begun")
+    wait_until(lambda: out.exists() and out.read_text() == "kept too\n", "it has begun")
     kill_and_wait(cluster, "keeper")
-    wait_until(lambda: out.read_text() == "kept\nkept\n", "it has begun again")
+    wait_until(lambda: out.read_text() == "kept too\n" * 2, "it has begun again")
     (second,) = cluster.wait_state(run, "running")
     assert (first["number"], second["number"]) == (0, 1)
     assert not is_alive(first["pid"])

@@ -36,6 +36,15 @@ def test_what_live_runs_need_is_held_and_what_is_not_known_is_named():
     assert len(blobs.hold_all()) == 0
 
 
+def test_environments_of_roles_are_needed_as_long_as_their_run_lives():
+    tally = Tally()
+    fact = RunSubmitted(run="r", name="r", spec=SPEC, env_blob="e", role_env_blobs={"a": "own"})
+    tally.apply(Event(seq=1, at=0.0, fact=fact))
+    assert tally.blobs() == {"e", "own"}
+    tally.apply(ended(2, "r"))
+    assert tally.blobs() == set()
+
+
 def test_values_that_no_live_run_needs_are_forgotten_in_time():
     tally = Tally()
     blobs = Blobs(tally)

@@ -60,6 +60,29 @@ def test_values_of_the_environment_never_enter_the_log():
     assert "PASSWORD" in str(outputs)
 
 
+def test_values_of_a_roles_variables_travel_in_its_blob_and_never_enter_the_log():
+    coordinator = Coordinator(runs_directory="/runs")
+    hello = Hello(version=1, host="h", keeper="k", pid=1, cpus=1, memory_bytes=1, alive=[])
+    coordinator.receive(0.0, "h", hello)
+    own = {"PASSWORD": "hunter2", "ARGOSY_RUN_NAME": "mine"}
+    roles = {"a": task(env=own), "b": task()}
+    _runs, outputs = coordinator.submit(
+        1.0,
+        Submission(spec=RunSpec(roles=roles)),
+        env_blob="shell",
+        secret_blobs={},
+        role_env_blobs={"a": "shell-and-a"},
+    )
+    assert "hunter2" not in str(outputs)
+    assert "PASSWORD" in str(outputs)
+    [wants] = [message for _, message in outputs.messages if isinstance(message, Wants)]
+    a, b = (want.launch for want in wants.wants)
+    assert (a.env_blob, b.env_blob) == ("shell-and-a", "shell")
+    # The role's own value must win over the runtime's.
+    assert "ARGOSY_RUN_NAME" not in a.env
+    assert "ARGOSY_RUN_NAME" in b.env
+
+
 def test_a_run_waits_until_there_is_a_host():
     coordinator = Coordinator(runs_directory="/runs")
     submission = Submission(spec=RunSpec(roles={"a": task()}))

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from argosy.config.spec import Backoff, Budget, RoleSpec
+from argosy.config.spec import Backoff, Budget, RoleSpec, RunSpec, Submission
+from argosy.control.coordinator import Coordinator
 from argosy.errors import InvariantError
 from argosy.protocol.facts import (
     AttemptPlanned,
@@ -10,6 +11,7 @@ from argosy.protocol.facts import (
     Event,
     GenerationFormed,
 )
+from argosy.protocol.messages import Hello, Wants
 from argosy.testing.scripted import ScriptedHost
 
 AT_ONCE = Backoff(first_seconds=0.0, jitter=0.0)
@@ -55,6 +57,21 @@ def test_a_gang_starts_as_generation_one_with_torchruns_environment():
     assert {key: env.get(key) for key in expected} == expected
     assert env["TORCHELASTIC_ERROR_FILE"].endswith(f"errors/{host.run}.train.1.0.json")
     assert members(host) == [[0, 1]]
+
+
+def test_ranks_have_one_thread_each_unless_the_user_says_how_many():
+    host = ScriptedHost()
+    host.submit({"train": gang(2), "own": gang(2, env={"OMP_NUM_THREADS": "4"})})
+    assert host.want("train.0.0").launch.threads == 1
+    own = host.want("own.0.0").launch
+    assert (own.threads, own.env.get("OMP_NUM_THREADS")) == (None, None)
+    coordinator = Coordinator(runs_directory="/runs")
+    submission = Submission(spec=RunSpec(roles={"train": gang(2)}), env={"OMP_NUM_THREADS": "4"})
+    hello = Hello(version=1, host="h", keeper="k", pid=1, cpus=2, memory_bytes=1, alive=[])
+    coordinator.receive(0.0, "h", hello)
+    _, outputs = coordinator.submit(1.0, submission, env_blob="e", secret_blobs={})
+    [wants] = [message for _, message in outputs.messages if isinstance(message, Wants)]
+    assert [want.launch.threads for want in wants.wants] == [None, None]
 
 
 def test_a_plain_gang_restarts_together_after_all_of_it_is_reaped():

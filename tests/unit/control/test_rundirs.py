@@ -3,6 +3,7 @@ import os
 import stat
 
 from argosy.config.spec import RoleSpec, RunSpec
+from argosy.control.commands import without_values
 from argosy.control.rundirs import make_run_directory
 from argosy.protocol.facts import RunSubmitted
 
@@ -12,7 +13,7 @@ def test_a_run_directory_tells_the_spec_without_any_value(tmp_path):
     fact = RunSubmitted(
         run="r1",
         name="n",
-        spec=RunSpec(roles={"main": role}),
+        spec=without_values(RunSpec(roles={"main": role})),
         env_blob="digest",
         env_names=["HOME", "PATH"],
         secret_blobs={"TOKEN": "other-digest"},
