@@ -100,6 +100,10 @@ class AgentLinks:
             raise ClusterError(answer.error or f"host {host} refused `{verb}`")
         return answer.data
 
+    def tell(self, host: str, verb: str, data: dict[str, Any]) -> None:
+        """Ask without waiting for an answer; at once, so it comes before whatever is asked later."""
+        self.send(host, Ask(id=next(self._ids), verb=verb, data=data))
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its Hello to its end."""
         task = asyncio.current_task()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import Counter
+from collections.abc import Iterable
 
 from argosy.control.keeperlink import Held
 from argosy.control.tally import Tally
 
-_MOST_UNUSED = 32
-"""Those of a run that is just being submitted are not in the log yet."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -23,17 +23,42 @@ class Blobs:
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._values: dict[str, str] = {}
+        self._pinned: Counter[str] = Counter()
+        """Those of runs that are just being submitted, and are not in the log yet."""
 
-    def keep(self, name: str, value: str) -> None:
-        """Remember one that is being given out; of those that no live run needs, only the newest are kept."""
-        self._values.pop(name, None)
+    def pin(self, name: str, value: str) -> None:
+        """Keep one that is being given out, until it is unpinned and no live run needs it."""
         self._values[name] = value
-        if len(self._values) <= _MOST_UNUSED:
-            return
-        needed = self._tally.blobs()
-        unused = [key for key in self._values if key not in needed]
-        for key in unused[:-_MOST_UNUSED]:
-            del self._values[key]
+        self._pinned[name] += 1
+
+    def unpin(self, names: Iterable[str]) -> None:
+        """The submission is in the log, or was refused."""
+        for name in names:
+            self._pinned[name] -= 1
+            if not self._pinned[name]:
+                del self._pinned[name]
+                self.put_back([name])
+
+    def learn(self, name: str, value: str) -> None:
+        """Keep one that a keeper had, if a live run still needs it."""
+        if self._tally.is_needed(name):
+            self._values[name] = value
+
+    def take_unneeded(self) -> list[str]:
+        """Forget those that nobody needs any more, and name them: the keepers may forget them too."""
+        names = sorted(self._tally.unneeded - self._pinned.keys())
+        self._tally.unneeded -= set(names)
+        for name in names:
+            self._values.pop(name, None)
+        return names
+
+    def put_back(self, names: Iterable[str]) -> None:
+        """Name them as unneeded again, unless they have become needed."""
+        self._tally.unneeded |= {name for name in names if not self.is_wanted(name)}
+
+    def is_wanted(self, name: str) -> bool:
+        """A live run, or one that is being submitted, needs it."""
+        return name in self._pinned or self._tally.is_needed(name)
 
     def missing(self) -> list[str]:
         """What live runs need and this controller does not have."""

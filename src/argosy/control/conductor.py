@@ -79,6 +79,7 @@ class Conductor:
             self.coordinator.replay(event)
             self.tally.apply(event)
             count += 1
+        self.tally.unneeded.clear()  # forgotten long ago
         return count
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,6 +96,8 @@ class Conductor:
         else:
             self._outbox.append(_Outgoing(ready, outputs.messages))
             ready.add_done_callback(self._flush)
+        if unneeded := self.blobs.take_unneeded():
+            ready.add_done_callback(lambda done: self._drop_blobs(unneeded, done))
         self._set_timer()
         self.on_activity()
         return ready
@@ -112,30 +115,36 @@ class Conductor:
         check_spec(submission.spec)
         await self._check_log()
         await self.wait_for_agent()
-        env_blob = await self._put_environment(submission.env)
-        role_env_blobs = {
-            name: await self._put_environment({**submission.env, **role.env})
-            for name, role in submission.spec.roles.items()
-            if role.env
-        }
-        secret_blobs = {
-            name: await self._put_blob(value) for name, value in submission.secrets.items()
-        }
-        if has_left is not None and await has_left():
-            raise ClusterError("the client has left before its run was accepted")
-        runs, outputs = self.coordinator.submit(
-            self.now(),
-            submission,
-            env_blob=env_blob,
-            secret_blobs=secret_blobs,
-            role_env_blobs=role_env_blobs,
-        )
+        pinned: list[str] = []
+        try:
+            env_blob = await self._put_environment(submission.env, pinned)
+            role_env_blobs = {
+                name: await self._put_environment({**submission.env, **role.env}, pinned)
+                for name, role in submission.spec.roles.items()
+                if role.env
+            }
+            secret_blobs = {
+                name: await self._put_blob(value, pinned)
+                for name, value in submission.secrets.items()
+            }
+            if has_left is not None and await has_left():
+                raise ClusterError("the client has left before its run was accepted")
+            runs, outputs = self.coordinator.submit(
+                self.now(),
+                submission,
+                env_blob=env_blob,
+                secret_blobs=secret_blobs,
+                role_env_blobs=role_env_blobs,
+            )
+            durable = self.apply(outputs)
+        finally:
+            self.blobs.unpin(pinned)
         names = {
             event.fact.run: event.fact.name
             for event in outputs.events
             if isinstance(event.fact, RunSubmitted)
         }
-        await self._durable(self.apply(outputs))
+        await self._durable(durable)
         return [{"run": run, "name": names.get(run, "")} for run in runs]
 
     async def stop(
@@ -201,15 +210,29 @@ class Conductor:
         """Counts of log and links."""
         return {**self.log.statistics(), "num_waiting_messages": len(self._outbox)}
 
-    async def _put_environment(self, environment: dict[str, str]) -> str:
-        return await self._put_blob(msgspec.json.encode(environment, order="sorted").decode())
+    async def _put_environment(self, environment: dict[str, str], pinned: list[str]) -> str:
+        data = msgspec.json.encode(environment, order="sorted").decode()
+        return await self._put_blob(data, pinned)
 
-    async def _put_blob(self, data: str) -> str:
+    async def _put_blob(self, data: str, pinned: list[str]) -> str:
         name = hashlib.sha256(data.encode()).hexdigest()
+        self.blobs.pin(name, data)
+        pinned.append(name)
         for host in self.links.hosts():
             await self.links.ask(host, "put_blob", {"name": name, "data": data})
-        self.blobs.keep(name, data)
         return name
+
+    def _drop_blobs(self, names: list[str], durable: asyncio.Future[Any]) -> None:
+        """Have the keepers forget values that no run needs any more, now that this is durable."""
+        if durable.cancelled() or durable.exception() is not None:
+            return
+        hosts = self.links.hosts()
+        if not hosts:
+            self.blobs.put_back(names)
+        for name in names:
+            if not self.blobs.is_wanted(name):
+                for host in hosts:
+                    self.links.tell(host, "drop_blob", {"name": name})
 
     async def _learn_blobs(self, host: str) -> None:
         """After a restart: what live runs need, from the keeper that has it."""
@@ -219,7 +242,7 @@ class Conductor:
             except ClusterError as error:
                 logger.info("host %s: %s", host, error.what)
                 continue
-            self.blobs.keep(name, str(answer["data"]))
+            self.blobs.learn(name, str(answer["data"]))
 
     def _received(self, host: str, message: Hello | Report) -> None:
         self.apply(self.coordinator.receive(self.now(), host, message))

@@ -97,6 +97,7 @@ class Errands:
         self._verbs: dict[str, Callable[[Data], Awaitable[Data]]] = {
             "put_blob": self._put_blob,
             "get_blob": self._get_blob,
+            "drop_blob": self._drop_blob,
             "stacks": self._stacks,
             "exec": self._exec,
             "exec_state": self._exec_state,
@@ -127,6 +128,11 @@ class Errands:
     async def _get_blob(self, data: Data) -> Data:
         reply = await self._link().ask({"type": "get_blob", "name": str(data["name"])})
         return {"data": reply["data"]}
+
+    async def _drop_blob(self, data: Data) -> Data:
+        self._environments.forget(str(data["name"]))
+        await self._link().ask({"type": "drop_blob", "name": str(data["name"])})
+        return {}
 
     async def _stacks(self, data: Data) -> Data:
         targets = []

@@ -34,6 +34,10 @@ class LaunchEnvironments:
             while len(self._cache) > _MOST_CACHED:
                 self._cache.popitem(last=False)
 
+    def forget(self, name: str) -> None:
+        """No run needs it any more."""
+        self._cache.pop(name, None)
+
     def get(self, name: str) -> dict[str, str] | None:
         """The environment of that name; None when it has to be asked for."""
         if not name:

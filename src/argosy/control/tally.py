@@ -5,6 +5,8 @@ Fed with every event, in replay and live, by the conductor. It answers from memo
 
 from __future__ import annotations
 
+from collections import Counter
+
 from argosy.protocol.facts import (
     AttemptExited,
     AttemptPlanned,
@@ -29,8 +31,11 @@ class Tally:
         self.tied: set[str] = set()
         """Runs alive that end with their client."""
         self.num_ended = 0
+        self.unneeded: set[str] = set()
+        """Digests of values whose last run has ended."""
         self._blobs: dict[str, set[str]] = {}
         """Digests of the values that each live run needs."""
+        self._blob_runs: Counter[str] = Counter()
         self._ended_at: dict[str, int] = {}
         self._ranks: dict[str, Ranks] = {}
         self._attempts: dict[str, tuple[str, str, Place]] = {}
@@ -52,6 +57,8 @@ class Tally:
             environments = {fact.env_blob, *fact.role_env_blobs.values()}
             names = environments | set(fact.secret_blobs.values())
             self._blobs[fact.run] = {name for name in names if name}
+            self._blob_runs.update(self._blobs[fact.run])
+            self.unneeded -= self._blobs[fact.run]
             if fact.spec.tied:
                 self.tied.add(fact.run)
         elif isinstance(fact, RunAdmitted):
@@ -64,7 +71,11 @@ class Tally:
         self.queued.discard(run)
         self.running.discard(run)
         self.tied.discard(run)
-        self._blobs.pop(run, None)
+        for name in self._blobs.pop(run, ()):
+            self._blob_runs[name] -= 1
+            if not self._blob_runs[name]:
+                del self._blob_runs[name]
+                self.unneeded.add(name)
         self.num_ended += 1
         self._ended_at[run] = seq
 
@@ -80,7 +91,11 @@ class Tally:
 
     def blobs(self) -> set[str]:
         """Digests of the values that live runs need."""
-        return set().union(*self._blobs.values())
+        return set(self._blob_runs)
+
+    def is_needed(self, blob: str) -> bool:
+        """Whether a live run needs the value."""
+        return blob in self._blob_runs
 
     def end_of(self, run: str) -> int | None:
         """Sequence number of the run's end; None while it lives."""

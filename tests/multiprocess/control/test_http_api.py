@@ -212,6 +212,26 @@ def test_values_of_environment_and_secrets_reach_the_process_and_nothing_else(cl
             assert b"secretvalue-9c1e" not in content, path
 
 
+def test_the_keeper_forgets_values_with_the_last_run_that_needs_them(cluster):
+    def held():
+        descriptors = Path(f"/proc/{cluster.pids()['keeper']}/fd").iterdir()
+        links = [os.readlink(path) for path in descriptors if os.path.lexists(path)]
+        return sum("argosy:blob" in link for link in links)
+
+    def submit(value, **more):
+        role = {"command": ["sleep", "1000"], "env": {"OWN": value}}
+        return cluster.submit({"main": role}, env={"PATH": os.environ["PATH"]}, **more)
+
+    runs = [submit("one"), submit("one"), submit("two")]
+    assert held() == 3
+    for run, left in zip(runs, (3, 2, 0), strict=True):
+        cluster.post(f"/v1/runs/{run}/stop", {"hard": True})
+        cluster.wait_ended(run)
+        wait_until(lambda left=left: held() == left, f"{left} values are held")
+    again = submit("one")
+    cluster.wait_state(again, "running")
+
+
 def test_a_tied_run_ends_when_its_client_vanishes(cluster, follow):
     run = cluster.submit({"main": {"command": ["sleep", "1000"]}}, tied=True)
     stream = follow(f"/v1/runs/{run}/stream?tied=1")

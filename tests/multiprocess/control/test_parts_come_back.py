@@ -137,7 +137,7 @@ def test_everything_dead_at_once_comes_back_with_the_next_command(cluster):
         os.kill(pids[part], signal.SIGSTOP)
     for part in ("keeper", "agent", "controller"):
         os.kill(pids[part], signal.SIGKILL)
-    wait_until(lambda: not is_alive(pids["keeper"]), "the keeper is gone")
+    wait_until(lambda: not any(map(is_alive, pids.values())), "all of them are gone")
     bring_up(cluster.paths)
     view = cluster.view(run)
     assert view["run"] == run

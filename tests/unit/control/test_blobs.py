@@ -1,7 +1,6 @@
 import socket
 
 from argosy.config.spec import RoleSpec, RunSpec
-from argosy.control import blobs as blobs_module
 from argosy.control.blobs import Blobs
 from argosy.control.keeper.frames import FrameBuffer
 from argosy.control.tally import Tally
@@ -22,9 +21,10 @@ def ended(seq, run):
 def test_what_live_runs_need_is_held_and_what_is_not_known_is_named():
     tally = Tally()
     blobs = Blobs(tally)
-    blobs.keep("e1", "one")
-    blobs.keep("s1", "secret")
+    blobs.pin("e1", "one")
+    blobs.pin("s1", "secret")
     tally.apply(submitted(1, "r1", "e1", KEY="s1"))
+    blobs.unpin(["e1", "s1"])
     tally.apply(submitted(2, "r2", "e2"))
     assert blobs.missing() == ["e2"]
     held = blobs.hold_all()
@@ -45,14 +45,35 @@ def test_environments_of_roles_are_needed_as_long_as_their_run_lives():
     assert tally.blobs() == set()
 
 
-def test_values_that_no_live_run_needs_are_forgotten_in_time():
+def test_values_are_forgotten_with_the_last_run_that_needs_them():
     tally = Tally()
     blobs = Blobs(tally)
-    tally.apply(submitted(1, "r1", "used"))
-    blobs.keep("used", "u")
-    for number in range(200):
-        blobs.keep(f"b{number}", "x")
-    assert len(blobs._values) <= blobs_module._MOST_UNUSED + 1
+    blobs.pin("shared", "s")
+    tally.apply(submitted(1, "r1", "shared"))
+    tally.apply(submitted(2, "r2", "shared"))
+    blobs.unpin(["shared"])
+    tally.apply(ended(3, "r1"))
+    assert blobs.take_unneeded() == []
+    tally.apply(ended(4, "r2"))
+    assert blobs.take_unneeded() == ["shared"]
+    assert blobs.take_unneeded() == []
+    blobs.learn("shared", "late")
+    assert "late" not in blobs._values.values()
+
+
+def test_values_of_a_submission_under_way_stay_and_those_of_a_refused_one_go():
+    tally = Tally()
+    blobs = Blobs(tally)
+    tally.apply(submitted(1, "r1", "e"))
+    blobs.pin("e", "x")
+    tally.apply(ended(2, "r1"))
+    assert blobs.take_unneeded() == []
+    tally.apply(submitted(3, "r2", "e"))
+    blobs.unpin(["e"])
+    assert blobs.take_unneeded() == []
+    blobs.pin("refused", "y")
+    blobs.unpin(["refused"])
+    assert blobs.take_unneeded() == ["refused"]
     assert blobs.missing() == []
 
 
@@ -60,7 +81,7 @@ def test_a_new_keeper_is_given_descriptors_it_can_read():
     tally = Tally()
     blobs = Blobs(tally)
     tally.apply(submitted(1, "r1", "e1"))
-    blobs.keep("e1", "value" * 1000)
+    blobs.learn("e1", "value" * 1000)
     held = blobs.hold_all()
     ours, theirs = socket.socketpair()
     with ours, theirs:
