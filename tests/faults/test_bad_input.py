@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -253,8 +254,9 @@ def test_two_cold_runs_at_once_share_one_cluster_and_both_end_well(cluster):
 
 
 def test_ctrl_c_at_any_moment_of_a_cold_start_leaves_no_run(cluster):
-    for delay in (0.1, 0.3, 0.5, 0.7):
+    for delay in (0.01, 0.1, 0.3, 0.5):
         client = cluster.start("run", "--", "sleep", "600")
+        cluster.wait_until(cluster.home.exists, "the command has begun")
         for wait in (delay, 0.02):
             try:
                 client.wait(wait)  # not for a condition: the moment of the signal is the test
@@ -267,6 +269,7 @@ def test_ctrl_c_at_any_moment_of_a_cold_start_leaves_no_run(cluster):
         while "no run is alive" not in (seen := alive(cluster)):
             assert time.monotonic() < deadline, (delay, seen, errors)
         cluster.argosy("down", "--force")
+        shutil.rmtree(cluster.home)
 
 
 def alive(cluster):

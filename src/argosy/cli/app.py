@@ -25,6 +25,8 @@ _FOREIGN = ("doctor", "demo")
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the result is the process's exit code."""
     words = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        _interrupt_once()
     try:
         code = dispatch(words)
         sys.stdout.flush()
@@ -41,6 +43,19 @@ def main(argv: list[str] | None = None) -> int:
     # The process's entry point: a bug of ours must still end in a clear message.
     except Exception as error:  # noqa: BLE001
         return _report_bug(error)
+
+
+def _interrupt_once() -> None:
+    """The first Ctrl-C is an exception that ends the verb in order; a second one, in the midst of that, ends the process in silence."""
+    import signal
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    # Whoever started this in the background of a shell without job control has turned Ctrl-C off: it stays off.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def dispatch(words: list[str]) -> int:
