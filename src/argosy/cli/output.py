@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _COPY_BYTES = 256 << 10
+_LOOK_SECONDS = 0.2
+"""How often a single process's files are looked at for text without a line's end: bars, prompts."""
 
 
 class RawOutput:
@@ -56,11 +58,12 @@ class RawOutput:
             self._positions[path] = position
 
     def flush(self, now: float) -> None:
-        """Nothing is held back here."""
+        """Show what has come without a line's end, of which no event tells."""
+        self.copy()
 
     def deadline(self) -> float | None:
-        """Nothing is held back here."""
-        return None
+        """When to look at the files again."""
+        return time.time() + _LOOK_SECONDS if self._positions else None
 
     def finish(self) -> None:
         """The run has ended: the last bytes."""
@@ -123,6 +126,8 @@ class LabelledOutput:
 
     def _take(self, at: float, member: Member, stream: str, text: str) -> None:
         # torch begins the lines of a traceback with the rank, which the label says already.
+        # A bar that redraws itself would wipe the label: its last state is the line.
+        text = text.rstrip("\r").rsplit("\r", 1)[-1]
         text = text.removeprefix(f"[rank{member[1]}]: ").removeprefix(f"[rank{member[1]}]:")
         if self._folder:
             now = time.time() if self._is_live else at

@@ -112,3 +112,20 @@ def test_a_table_is_plain_text_without_a_terminal():
     with open(os.devnull, "w") as nowhere:
         text = render_table(["A", "WHY"], [["1", "x" * 300], ["22", ""]], Paint(nowhere))
     assert text.splitlines() == ["A   WHY", "1   " + "x" * 300, "22"]
+
+
+def test_a_bar_that_redraws_itself_keeps_its_label(capsys):
+    lines = [line(rank, "\r 10%\r 50%\r100%\r", stream="err") for rank in range(2)]
+    found = shown(capsys, LabelledOutput(view(train=2), is_live=False), lines)
+    assert found.err == "[0-1] 100%\n"
+
+
+def test_text_without_a_lines_end_is_shown_when_the_files_are_looked_at(tmp_path, capfd):
+    (tmp_path / "logs").mkdir()
+    output = RawOutput(str(tmp_path))
+    assert output.deadline() is None
+    output.note_file("main", 0, 0)
+    (tmp_path / "logs" / "main.0.0.err").write_bytes(b"\r 10%")
+    assert output.deadline() is not None
+    output.flush(0.0)
+    assert capfd.readouterr().err == "\r 10%"
