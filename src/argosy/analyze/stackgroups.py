@@ -12,6 +12,12 @@ from argosy.analyze.ranksets import format_ranks
 
 _BOOTSTRAP = ("argosy/control/zygote/", "<frozen runpy>")
 """Frames below the user's program in a process that was forked warm: the same in all, and nobody's business."""
+_HALTS = {
+    "T": "stopped by a signal; `kill -CONT PID` lets it go on",
+    "t": "held by a debugger",
+    "D": "waits inside the kernel, for a disk or a network file system",
+    "Z": "has ended",
+}
 _LIBRARY = ("/site-packages/", "/lib/python3", "<frozen ")
 
 
@@ -32,6 +38,11 @@ class StackGroup:
         others = [f"{m['role']}/{m['index']}" for m in self.members if m.get("rank") is None]
         parts = ([format_ranks(ranks)] if ranks else []) + others
         return f"[{','.join(parts)}]"
+
+    @property
+    def halt(self) -> str:
+        """Why the kernel does not let these processes run, or nothing."""
+        return halt_of(self.members[0])
 
     @property
     def place(self) -> str:
@@ -57,9 +68,16 @@ def group_stacks(stacks: list[dict[str, Any]]) -> list[StackGroup]:
         signature: tuple[Any, ...] = tuple((f["function"], f["file"], f["line"]) for f in frames)
         if not frames:
             signature = ("", error)
+        # A process that cannot run is odd, wherever it stands.
+        signature = (halt_of(stack), *signature)
         group = groups.setdefault(signature, StackGroup(frames, "" if frames else error))
         group.members.append(stack)
-    return sorted(groups.values(), key=lambda g: (len(g.members), _lowest(g)))
+    return sorted(groups.values(), key=lambda g: (not g.halt, len(g.members), _lowest(g)))
+
+
+def halt_of(stack: dict[str, Any]) -> str:
+    """Why the kernel does not let a process run, from its state (`T (stopped)`); nothing when it could run."""
+    return _HALTS.get(str(stack.get("state") or "")[:1], "")
 
 
 def main_thread(stack: dict[str, Any]) -> dict[str, Any]:

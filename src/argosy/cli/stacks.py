@@ -52,11 +52,9 @@ def render_group(group: StackGroup, total: int, paint: Paint, *, show_all: bool)
     is_odd = len(group.members) * 2 < total
     label = paint(group.label, "bold", "red" if is_odd else "green")
     lines = [f"{label} {len(group.members)} of {total} {paint(group.place, 'bold')}"]
-    states = {
-        str(m["state"]) for m in group.members if m.get("state") in ("T", "t", "stopped", "D")
-    }
-    if states:
-        lines.append(f"    state: {', '.join(sorted(states))}")
+    if group.halt:
+        pids = ", ".join(str(member.get("pid")) for member in group.members)
+        lines.append(f"    {paint('state', 'dim')}: {group.halt} (pid {pids})")
     if show_all:
         for member in group.members:
             lines += _threads(member, paint)

@@ -67,3 +67,13 @@ def test_the_frames_that_started_a_forked_program_are_left_out():
     zygote = ("run", "/x/argosy/control/zygote/program.py", 43)
     (group,) = group_stacks([stack(0, *WAITING, zygote, ("_run_code", "<frozen runpy>", 88))])
     assert [frame["function"] for frame in group.frames] == ["all_reduce", "step"]
+
+
+def test_a_process_that_a_signal_has_stopped_is_odd_wherever_it_stands():
+    stacks = [stack(rank, *WAITING) | {"state": "S (sleeping)"} for rank in range(3)]
+    stacks.append(stack(3, *WAITING) | {"state": "T (stopped)"})
+    stacks.append(stack(4, *LOADING) | {"state": "S (sleeping)"})
+    groups = group_stacks(stacks)
+    assert [group.label for group in groups] == ["[3]", "[4]", "[0-2]"]
+    assert "stopped by a signal" in groups[0].halt
+    assert not groups[1].halt
