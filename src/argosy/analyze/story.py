@@ -24,6 +24,7 @@ class Story:
     def __init__(self) -> None:
         self._attempts = Attempts()
         self._has_told_death = False
+        self._told_notes: set[str] = set()
 
     def tell(self, event: EventObject) -> str:
         """The whole sentence of an event."""
@@ -44,7 +45,11 @@ class Story:
             has_told, self._has_told_death = self._has_told_death, False
             return _formed_headline(fact, with_reason=not has_told)
         if kind == "attempt.started":
+            if fact.get("note") in self._told_notes:
+                return ""
             if fact.get("note"):
+                # Once for each reason: the other ranks, and those of the next generation, have the same.
+                self._told_notes.add(fact["note"])
                 who = attempt.name if attempt else "a process"
                 return f"{who} started without a warm parent: {fact['note']}"
             if attempt and attempt.rank is None and attempt.number and not attempt.is_parked:
@@ -91,7 +96,8 @@ def _planned(fact: dict[str, Any], who: str) -> str:
     what = "start" if not fact.get("number") else f"start {fact['number'] + 1}"
     parked = " as a spare" if fact.get("parked") else ""
     generation = f" in generation {fact['generation']}" if fact.get("generation") else ""
-    reason = f": {fact['reason']}" if fact.get("reason") else ""
+    # "generation" is what the words before say already.
+    reason = f": {fact['reason']}" if fact.get("reason") not in (None, "", "generation") else ""
     return f"{who} {what} planned on {fact.get('host', '?')}{generation}{parked}{reason}"
 
 

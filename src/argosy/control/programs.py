@@ -28,17 +28,20 @@ def working_directory() -> str:
 
 
 def check_programs(spec: dict[str, Any], cwd: str, environ: Mapping[str, str]) -> None:
-    """Refuse a spec whose scripts or commands cannot be started from here; ConfigError says which and why."""
+    """Refuse a spec whose programs cannot be started from here, saying which and why; interpreters get their full path."""
     for role, role_spec in spec["roles"].items():
-        base = os.path.join(cwd, os.path.expanduser(role_spec.get("cwd") or ""))
+        base = os.path.normpath(os.path.join(cwd, os.path.expanduser(role_spec.get("cwd") or "")))
         if not os.path.isdir(base):
             raise ConfigError(
                 f"role {role}: its working directory {base} does not exist", fix=f"mkdir -p {base}"
             )
+        path = role_spec.get("env", {}).get("PATH") or environ.get("PATH", os.defpath)
+        if role_spec.get("python"):
+            # The warm parent is started elsewhere and with another PATH.
+            role_spec["python"] = check_command(os.path.expanduser(role_spec["python"]), base, path)
         if role_spec.get("script"):
             check_script(role_spec["script"], base)
         elif role_spec.get("command"):
-            path = role_spec.get("env", {}).get("PATH") or environ.get("PATH", os.defpath)
             check_command(role_spec["command"][0], base, path)
 
 
@@ -53,15 +56,16 @@ def check_script(script: str, cwd: str) -> None:
         raise ConfigError(f"{script} cannot be read", fix=f"chmod u+r {script}")
 
 
-def check_command(program: str, cwd: str, path: str) -> None:
-    """A command must be found, and be executable."""
+def check_command(program: str, cwd: str, path: str) -> str:
+    """A command must be found, and be executable; where it was found."""
     if "/" in program:
         candidates = [os.path.join(cwd, program)]
     else:
         candidates = [os.path.join(cwd, part, program) for part in path.split(os.pathsep)]
-    found = [candidate for candidate in candidates if os.path.isfile(candidate)]
-    if any(os.access(candidate, os.X_OK) for candidate in found):
-        return
+    found = [os.path.normpath(candidate) for candidate in candidates if os.path.isfile(candidate)]
+    for candidate in found:
+        if os.access(candidate, os.X_OK):
+            return candidate
     if found:
         raise ConfigError(f"{program} is not executable", fix=f"chmod +x {found[0]}")
     if any(os.path.isdir(candidate) for candidate in candidates):

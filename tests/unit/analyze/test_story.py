@@ -106,3 +106,14 @@ def test_an_error_file_in_torchs_form_gives_the_last_line_of_its_stack():
     error = '{"message": {"message": "E: x", "extraInfo": {"py_callstack": "Traceback\\n  f\\nE: x\\n"}}}'
     exited = facts.AttemptExited(attempt="a", run="r", code=1, error=error)
     assert Story().tell(as_event(exited)) == "a exited with code 1: E: x"
+
+
+def test_why_there_was_no_warm_parent_is_told_once():
+    story = Story()
+    told = [
+        story.headline(
+            as_event(facts.AttemptStarted(attempt=f"a{n}", run="r", pid=7, how="exec", note="why"))
+        )
+        for n in range(3)
+    ]
+    assert [bool(line) for line in told] == [True, False, False]

@@ -311,6 +311,9 @@ class Zygotes:
         if zygote.timer is not None:
             zygote.timer.cancel()
         reason = self._last_words(zygote) or f"the warm parent died{status}"
+        if not zygote.is_ready and status == " (code 1)":
+            # Its own failures it tells; Python's, that there is no such module, are in the keeper's log.
+            reason += f"; is argosy installed in {entry.spec['python']}? keeper.log says more"
         log(f"zygote {zygote.pid} ended{status}")
         forks, zygote.forks = zygote.forks, {}
         for then, timer in forks.values():
