@@ -51,6 +51,8 @@ def parse(verb: Verb, argv: list[str]) -> Arguments:
         if word in ("-h", "--help"):
             arguments.wants_help = True
         elif word.startswith("-") and word != "-":
+            if arguments.words and not _is_known(by_flag, word) and _takes_program(verb):
+                raise _own_argument(arguments, by_flag, argv, position - 1)
             option, value = _find_option(arguments, by_flag, word)
             if option.kind == "switch":
                 if value is not None:
@@ -83,16 +85,45 @@ def _find_option(
     from argosy.config.nearest import nearest
 
     match = nearest(flag, by_flag)
-    hint = f"did you mean `{match}`? " if match else ""
-    if arguments.words and _takes_program(arguments.verb):
-        raise ConfigError(
-            f"unknown option {flag} after {arguments.words[0]}",
-            fix=f"{hint}The program's own arguments come after `--`: "
-            f"argosy {arguments.verb.name} {arguments.words[0]} -- {word}",
-        )
     raise ConfigError(
         f"`argosy {arguments.verb.name}` has no option {flag}",
-        fix=hint.strip() or _see_help(arguments.verb),
+        fix=f"did you mean `{match}`?" if match else _see_help(arguments.verb),
+    )
+
+
+def _is_known(by_flag: dict[str, Option], word: str) -> bool:
+    flag, short = word.partition("=")[0], word[:2]
+    return flag in by_flag or (not word.startswith("--") and short in by_flag)
+
+
+def _own_argument(
+    arguments: Arguments, by_flag: dict[str, Option], argv: list[str], position: int
+) -> ConfigError:
+    """An argument of the program stands before `--`: the error says the whole line as it should be."""
+    import shlex
+
+    from argosy.config.nearest import nearest
+
+    flag = argv[position].partition("=")[0]
+    ours = argv[:position]
+    theirs: list[str] = []
+    rest = iter(argv[position:])
+    for word in rest:
+        if word == "--":
+            theirs += rest
+        elif word.startswith("-") and _is_known(by_flag, word):
+            ours.append(word)
+            option = by_flag.get(word)
+            if option and option.kind != "switch":
+                ours += [value for value in (next(rest, None),) if value is not None]
+        else:
+            theirs.append(word)
+    line = shlex.join(["argosy", *arguments.verb.name.split(), *ours, "--", *theirs])
+    match = nearest(flag, by_flag)
+    hint = f" (or did you mean `{match}`?)" if match else ""
+    return ConfigError(
+        f"unknown option {flag} after {arguments.words[0]}",
+        fix=f"the program's own arguments come after `--`: {line}{hint}",
     )
 
 

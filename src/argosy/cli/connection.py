@@ -72,6 +72,11 @@ class Controller:
         view: dict[str, Any] = max(runs, key=lambda run: run["submitted_at"])
         return view
 
+    def array(self, word: str) -> list[dict[str, Any]]:
+        """The runs of the array of this name, in order."""
+        runs = self.get(f"/v1/runs?all=1&limit={MOST_LISTED}")["runs"]
+        return [run for run in reversed(runs) if is_member(run, word)]
+
     def _by_prefix(self, word: str) -> dict[str, Any]:
         runs = self.get(f"/v1/runs?all=1&limit={MOST_LISTED}")["runs"]
         matching: list[dict[str, Any]] = [run for run in runs if run["run"].startswith(word)]
@@ -81,6 +86,10 @@ class Controller:
             some = ", ".join(run["run"] for run in matching[:5])
             raise NotFoundError(
                 f"{len(matching)} runs begin with {word!r}", fix=f"say which: {some}"
+            )
+        if members := [run for run in runs if is_member(run, word)]:
+            raise NotFoundError(
+                f"{word!r} is an array of {len(members)} runs", fix=f"name one of them: '{word}[0]'"
             )
         from argosy.config.nearest import nearest
 
@@ -100,10 +109,12 @@ class Controller:
         if target.role is not None and target.role not in roles:
             from argosy.config.nearest import did_you_mean
 
-            raise NotFoundError(
-                f"run {view['run']} has no role {target.role!r}",
-                fix=did_you_mean(target.role, roles),
-            )
+            fix = did_you_mean(target.role, roles)
+            if target.role.isdecimal() and len(roles) == 1:
+                fix = (
+                    f"name the role too: {text.partition('/')[0]}/{next(iter(roles))}/{target.role}"
+                )
+            raise NotFoundError(f"run {view['run']} has no role {target.role!r}", fix=fix)
         if target.index is not None and target.role is not None:
             indexes = [p["index"] for p in roles[target.role]["processes"]]
             if indexes and target.index not in indexes:
@@ -112,6 +123,12 @@ class Controller:
                     fix=f"it has {min(indexes)} to {max(indexes)}",
                 )
         return target, view
+
+
+def is_member(run: dict[str, Any], array: str) -> bool:
+    """Is it one of the runs that `queue add --array` made under this name?"""
+    name = str(run.get("name") or "")
+    return name.endswith("]") and name.rpartition("[")[0] == array
 
 
 def connect() -> Controller:

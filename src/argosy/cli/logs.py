@@ -74,6 +74,8 @@ def follow_lines(
                     for event in stream.wait(patience)[0]:
                         if event.kind == "end":
                             output.finish()
+                            if not is_json:
+                                _say_end(controller, view["run"])
                             return 0
                         last_id = event.id or last_id
                         if is_json:
@@ -89,6 +91,15 @@ def follow_lines(
             if time.monotonic() - broken_at > RECONNECT_SECONDS:
                 raise ClusterError(f"lost the controller ({error})", fix="see `argosy status`")
             time.sleep(0.05)
+
+
+def _say_end(controller: Controller, run: str) -> None:
+    """A run that did not succeed says why, as at the end of `argosy run`."""
+    from argosy.cli.why import report_end
+
+    view = controller.get(f"/v1/runs/{run}")
+    if view["state"] == "ended":
+        report_end(view, controller.client)
 
 
 def _output(view: dict[str, Any], arguments: Arguments | None, *, is_live: bool) -> LabelledOutput:

@@ -203,13 +203,24 @@ def _override(spec: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
 
 def _default_name(roles: dict[str, Any]) -> str:
     (role,) = roles.values()
-    source = role.get("script") or role.get("module") or role["command"][0]
+    source = role.get("script") or role.get("module") or _program_of(role["command"])
     stem = source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".py")
     letters = [
         letter if (letter.isalnum() and letter.isascii()) or letter in "_-" else "-"
         for letter in stem
     ]
     return "".join(letters).strip("-_")[:64]
+
+
+def _program_of(command: list[str]) -> str:
+    """What a command is about: `python -u train.py` is train.py, `python -m pkg.train` is pkg.train."""
+    if command[0].rpartition("/")[2].startswith("python"):
+        for word, following in zip(command[1:], [*command[2:], ""], strict=True):
+            if word == "-m" and following:
+                return following
+            if word.endswith(".py"):
+                return word
+    return command[0]
 
 
 def _check_python(script: str) -> None:

@@ -41,21 +41,25 @@ def add(arguments: Arguments) -> int:
 
 
 def cancel(arguments: Arguments) -> int:
-    """Take a run out of the queue; a running one is stopped gracefully."""
+    """Take a run, or all runs of an array, out of the queue; running ones are stopped gracefully."""
     controller = connect()
-    view = controller.run(arguments.word())
-    if view["state"] == "ended":
+    views = controller.array(arguments.word()) or [controller.run(arguments.word())]
+    alive = [view for view in views if view["state"] != "ended"]
+    if not alive:
+        has = "has" if len(views) == 1 else f"and {len(views) - 1} others have"
         raise NotFoundError(
-            f"run {view['run']} has already {view['outcome'] or 'ended'}", fix="see `argosy queue`"
+            f"run {views[-1]['run']} {has} already {views[-1]['outcome'] or 'ended'}",
+            fix="see `argosy queue`",
         )
-    answer = controller.post(
-        f"/v1/runs/{view['run']}/stop", {"hard": False, "reason": "argosy queue cancel"}
-    )
-    print(
-        json.dumps({"run": view["run"], **answer})
-        if arguments.get("json")
-        else f"{view['run']} cancelled"
-    )
+    for view in alive:
+        answer = controller.post(
+            f"/v1/runs/{view['run']}/stop", {"hard": False, "reason": "argosy queue cancel"}
+        )
+        print(
+            json.dumps({"run": view["run"], **answer})
+            if arguments.get("json")
+            else f"{view['run']} cancelled"
+        )
     return 0
 
 

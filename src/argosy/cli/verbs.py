@@ -119,8 +119,10 @@ VERBS = (
         details=(
             "Also: `argosy run [options] -m MODULE [-- ARGUMENTS]` and `argosy run [options] -- COMMAND...`.\n"
             "Paths are relative to the directory you are in, those in a SPEC.toml too.\n"
-            "The cluster is started on demand. Output goes to the terminal as it comes; Ctrl-C stops the run gracefully,\n"
-            "a second Ctrl-C kills it; when this command is killed the run goes on, unless --tied was given.\n"
+            "The cluster is started on demand. Output goes to the terminal as it comes; stdin is empty, except with --tty.\n"
+            "Ctrl-C stops the run gracefully, a second one kills it. When this command is killed the run goes on, unless\n"
+            "--tied was given. Environment, directory and limits are your shell's; a script runs under the Python that has argosy,\n"
+            "another one is named by `-- PYTHON SCRIPT` or --set roles.ROLE.python=PYTHON.\n"
             "The exit code is the first cause's: 0 only when the run succeeded, 128+n for signal n."
         ),
         examples=(
@@ -297,7 +299,7 @@ VERBS = (
     Verb(
         "queue cancel",
         "queue cancel RUN",
-        "take a run out of the queue; a running one is stopped",
+        "take a run, or all of an array, out of the queue; running ones are stopped",
         entry="argosy.cli.queue:cancel",
         options=(JSON,),
         examples=("argosy queue cancel experiment",),

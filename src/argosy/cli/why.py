@@ -18,6 +18,8 @@ from argosy.protocol.httpclient import Client
 EVIDENCE_LINES = 12
 _TAIL_BYTES = 16 << 10
 MOST_EVENTS = 100_000
+_NEED_INPUT = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
+"""How `breakpoint()` and `input()` end without a terminal."""
 
 
 def why(arguments: Arguments) -> int:
@@ -32,18 +34,27 @@ def why(arguments: Arguments) -> int:
         return 0
     paint = Paint(sys.stdout)
     lines = [_headline(view, final, incidents)]
-    for incident in incidents:
+    # What was restarted only to fail again was not healed.
+    mended = "earlier," if final else "healed"
+    for position, incident in enumerate(incidents, 1):
         is_final = final is not None and incident.cause.id == final.cause.id
-        title = "first cause" if is_final else f"healed at {clock(incident.cause.exited_at)}"
+        title = "first cause" if is_final else f"{mended} at {clock(incident.cause.exited_at)}"
         lines += [
             "",
             paint(title, "bold", "red" if is_final else "yellow") + f": {incident.sentence}",
         ]
-        lines += _evidence(view, incident.cause, paint)
+        has_next = position < len(incidents)
+        if has_next and is_same_error(incident.cause, incidents[position].cause):
+            lines.append(f"  {paint('error', 'dim')}: the same as the next")
+        else:
+            lines += _evidence(view, incident.cause, paint)
         if incident.collateral:
             lines.append(f"  {paint('collateral', 'dim')}: {incident.collateral}")
         lines += [f"  {paint('then', 'dim')}: {remedy}" for remedy in incident.remedy]
-    lines += ["", paint(f"more: argosy events {view['run']} · argosy logs {view['run']}", "dim")]
+    more = f"more: argosy events {view['run']} · argosy logs {view['run']}"
+    if view["state"] == "running":
+        more += f" · argosy stacks {view['run']}"
+    lines += ["", paint(more, "dim")]
     print("\n".join(lines))
     return 0
 
@@ -131,7 +142,20 @@ def _evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[str]:
         lines += [f"    {paint('|', 'dim')} {line}" for line in unsaid[-4:]]
     if path:
         lines.append(f"  {paint('log', 'dim')}: {path}")
+    if shown and shown[-1].startswith(_NEED_INPUT):
+        lines.append("  fix: stdin is empty; `argosy run --tty` gives one process a terminal")
     return lines
+
+
+def is_same_error(one: Attempt, other: Attempt) -> bool:
+    """Did both end in the same way with the same error?"""
+    first, second = one.exit or {}, other.exit or {}
+    error = error_lines(first)
+    return (
+        bool(error)
+        and describe_exit(first) == describe_exit(second)
+        and error[-1] == (error_lines(second) or [""])[-1]
+    )
 
 
 def log_tail(directory: str, attempt: Attempt) -> tuple[str, list[str]]:

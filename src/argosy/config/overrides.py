@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from argosy.config.nearest import did_you_mean
 from argosy.errors import ConfigError
 
 
@@ -40,6 +41,7 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[
     result: dict[str, Any] = _copy(document)
     for text in overrides:
         path, value = parse_override(text)
+        _check_role(result, path, text)
         place = result
         for depth, key in enumerate(path[:-1]):
             below = place.setdefault(key, {})
@@ -52,6 +54,17 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[
             place = below
         place[path[-1]] = value
     return result
+
+
+def _check_role(document: dict[str, Any], path: list[str], text: str) -> None:
+    """A misspelt role would otherwise be a new one; a new one begins with what it starts."""
+    roles = document.get("roles")
+    if len(path) < 3 or path[0] != "roles" or not isinstance(roles, dict) or not roles:
+        return
+    if path[1] not in roles and path[2] not in ("command", "script", "module"):
+        raise ConfigError(
+            f"--set {text!r}: there is no role {path[1]!r}", fix=did_you_mean(path[1], roles)
+        )
 
 
 def _copy(value: Any) -> Any:

@@ -251,8 +251,8 @@ class HttpApi:
         alive = self._conductor.tally.alive
         if alive and not body.force:
             raise _Conflict(
-                f"{len(alive)} runs are alive",
-                fix="`argosy stop` them first, or use `argosy down --force`",
+                f"{len(alive)} runs are alive" if len(alive) > 1 else "1 run is alive",
+                fix="`argosy stop` first, or use `argosy down --force`",
             )
         self._shutdown.begin("asked by a client")
         return _answer({"ok": True}, 202)

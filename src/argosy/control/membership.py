@@ -142,8 +142,9 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
     why = _why(cause)
     leaving = [a for a in members if a.is_alive and (is_closed or a.index not in survivors)]
     if leaving:
+        who = f"{role.name}/{cause.index} " if cause is not None else ""
         return Decision(
-            stop=[a for a in leaving if not a.stopping], reason=f"the gang re-forms: {why}"
+            stop=[a for a in leaving if not a.stopping], reason=f"the gang re-forms: {who}{why}"
         )
     if is_closed:
         return Decision()  # too few are left by a person's command: the role is over

@@ -191,7 +191,7 @@ class Queue:
         if not self.placement.hosts:
             return "waits for a host"
         need = need_of(entry.spec)
-        wants = [f"{need.cpus:g} CPUs"]
+        wants = [f"{need.cpus:g} CPU{'s' if need.cpus != 1 else ''}"]
         if need.memory:
             wants.append(f"{need.memory / (1 << 30):.1f} GiB")
         text = f"queued: needs {' and '.join(wants)}"

@@ -138,13 +138,22 @@ class Life:
     is_oom: bool = False
 
 
+_FAILURES: dict[FailureClass, str] = {
+    "user": "failures of the program",
+    "host": "failures of the host",
+    "hang": "hangs",
+    "preemption": "preemptions",
+}
+
+
 def why_given_up(role: RoleSpec, failure: FailureClass, tally: Tally, is_observable: bool) -> str:
     """Why there is no further start, or an empty string if one is allowed."""
     if policy_of(role) == "temporary":
         return "its restart policy is temporary"
     allowed: int = getattr(role.budget, failure)
     if tally.in_period > allowed:
-        return f"the budget of {allowed} restarts after failures of class {failure} is spent"
+        restarts = f"{allowed} restart{'s' if allowed != 1 else ''}"
+        return f"the budget of {restarts} after {_FAILURES[failure]} is spent"
     # Only programs that show progress (a probe, reported steps) can be seen to make none.
     limit = role.budget.no_progress
     if is_observable and limit and tally.fruitless >= limit and failure in ("user", "hang"):

@@ -135,6 +135,7 @@ def test_a_signal_reaches_one_process_only(argosy):
     assert "[0] got it" not in client.out
     argosy("kill", run)
     assert client.end() == 0
+    assert f"run {run} stopped" in client.err
     assert argosy.view(run)["outcome"] == "stopped"
 
 
@@ -172,7 +173,9 @@ def test_stacks_group_like_ranks_and_show_the_odd_one_first_even_with_the_gil_he
     assert groups[1].startswith("[0,2] 2 of 3 in wait")
     (pid,) = (p["pid"] for p in argosy.processes(run) if p["rank"] == 0)
     os.kill(pid, signal.SIGSTOP)
-    assert "wait" in argosy("stacks", f"{run}/train/0").stdout
+    stopped = argosy("stacks", f"{run}/train/0").stdout
+    assert "wait" in stopped
+    assert "stopped by a signal" in stopped
     os.kill(pid, signal.SIGCONT)
     argosy("kill", run)
 
@@ -187,11 +190,26 @@ def test_ps_and_the_queue_say_what_a_run_waits_for(argosy):
     assert len(ids) == 3
     assert "queued: needs 1 CPU" in argosy("ps", ids[0]).stdout
     assert [row.split()[0] for row in argosy("queue").stdout.splitlines()[1:]] == ids
+    assert "array of 3 runs" in argosy("logs", "many", code=66).stderr
     argosy("queue", "cancel", ids[2])
     assert argosy.wait_ended(ids[2])["outcome"] in ("cancelled", "stopped")
     argosy("stop", first)
     for run in ids[:2]:
         assert argosy.wait_ended(run)["outcome"] == "succeeded"
+
+
+def test_an_array_is_cancelled_by_its_name(argosy):
+    cpus = os.cpu_count()
+    first = argosy("queue", "add", "--cpus", cpus, "--", "sleep", "600").stdout.strip()
+    argosy.wait_running(first)
+    ids = argosy(
+        "queue", "add", "--cpus", "1", "--array", "2", "--name", "lot", "--", "true"
+    ).stdout.split()
+    argosy("queue", "cancel", "lot")
+    for run in ids:
+        assert argosy.wait_ended(run)["outcome"] in ("cancelled", "stopped")
+    assert "already" in argosy("queue", "cancel", "lot", code=66).stderr
+    argosy("stop", first)
 
 
 def test_a_service_lives_without_its_client(argosy):

@@ -114,3 +114,8 @@ def test_every_example_of_the_help_is_valid(verb):
         found, rest = find_verb(words)
         if found.name not in ("doctor", "demo"):
             parse(found, rest)
+
+
+def test_the_mend_of_a_misplaced_argument_is_the_whole_line_with_our_own_options_kept():
+    error = refusal("run -n 4 train.py --steps 20 --name big --lr=0.1 -- --seed 1")
+    assert "argosy run -n 4 train.py --name big -- --steps 20 --lr=0.1 --seed 1" in error.fix

@@ -1,5 +1,8 @@
 """From typed words to a spec: what is wrong is refused before anything starts."""
 
+import os
+import sys
+
 import pytest
 
 from argosy.cli.app import find_verb
@@ -171,3 +174,30 @@ def test_the_warm_parent_of_a_script_is_known_before_the_cluster_is(monkeypatch)
     assert warmed("--preload", "json,re", "train.py")["preload"] == ["json", "re"]
     assert warmed("--no-warm", "train.py") is None
     assert warmed("--", "sh") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--", "sh", "-c", "true"], "sh"),
+        (["--", sys.executable, "-u", "train.py", "--lr", "1"], "train"),
+        (["--", sys.executable, "-m", "json.tool"], "json-tool"),
+        (["--", sys.executable, "-c", "1"], os.path.basename(sys.executable)),
+    ],
+)
+def test_a_command_of_python_is_named_after_what_it_runs(words, name):
+    assert program(*words).spec["name"] == name
+
+
+def test_an_interpreter_gets_its_full_path_and_a_missing_one_is_refused(folder):
+    (folder / "mypython").symlink_to(sys.executable)
+    made = program("train.py", "--set", "roles.main.python=./mypython")
+    assert made.spec["roles"]["main"]["python"] == str(folder / "mypython")
+    assert "'/nope/python'" in refusal("train.py", "--set", "roles.main.python=/nope/python").what
+
+
+def test_a_misspelt_role_in_an_override_is_named(folder):
+    (folder / "job.toml").write_text('[roles.train]\ncommand = ["sh"]\n')
+    error = refusal("job.toml", "--set", "roles.trian.count=3")
+    assert "no role 'trian'" in error.what
+    assert "`train`" in error.fix

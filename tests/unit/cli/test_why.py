@@ -3,7 +3,7 @@
 import pytest
 
 from argosy.analyze.attempts import Attempt
-from argosy.cli.why import log_tail, readable_lines
+from argosy.cli.why import is_same_error, log_tail, readable_lines
 
 
 @pytest.fixture
@@ -45,3 +45,17 @@ def test_overwritten_and_coloured_text_is_shown_as_it_was_seen():
         "100%",
         "bell\tx",
     ]
+
+
+def ended(code, *lines):
+    attempt = Attempt({"attempt": "a", "role": "train", "index": 1, "number": 0, "rank": 1})
+    attempt.exit = {"code": code, "error": "\n".join(lines)}
+    return attempt
+
+
+def test_errors_are_the_same_when_they_end_in_the_same_words():
+    one = ended(1, "at pid 7", "KeyError: 'x'")
+    assert is_same_error(one, ended(1, "at pid 8", "KeyError: 'x'"))
+    assert not is_same_error(one, ended(1, "KeyError: 'y'"))
+    assert not is_same_error(one, ended(2, "KeyError: 'x'"))
+    assert not is_same_error(ended(1), ended(1))
