@@ -10,30 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from argosy.analyze.attempts import Attempt, describe_exit, name_all, read_attempts
+from argosy.protocol.peerloss import is_peer_loss
 
 if TYPE_CHECKING:
     from argosy.analyze.attempts import EventObject
 
 TOGETHER_SECONDS = 2.0
 """Exits of one generation within this time are one incident whose order is not evidence."""
-
-_PEER_ERRORS = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "distbackenderror",
-    "distnetworkerror",
-    "diststoreerror",
-    "processgroup",
-    "collective",
-    "gloo",
-    "nccl",
-    "tcpstore",
-    "socket timeout",
-    "generationchanged",
-    "a member left",
-)
 
 
 class Incident:
@@ -77,12 +60,11 @@ def rank_of_failure(exit_fact: dict[str, Any]) -> int:
     """0 is the likeliest first cause: signal, lack of memory, hang; 1: an exception; 2: a lost peer."""
     if exit_fact.get("is_oom") or exit_fact.get("hung") or exit_fact.get("lost"):
         return 0
-    error = str(exit_fact.get("error", "")).lower()
-    is_peer_error = any(word in error for word in _PEER_ERRORS)
+    is_collateral = is_peer_loss(str(exit_fact.get("error", "")))
     if exit_fact.get("signal") is not None:
         # SIGABRT is how a runtime reports an error it could not raise, often a collective's.
-        return 2 if exit_fact["signal"] == 6 and is_peer_error else 0
-    return 2 if is_peer_error else 1
+        return 2 if exit_fact["signal"] == 6 and is_collateral else 0
+    return 2 if is_collateral else 1
 
 
 def find_incidents(events: list[EventObject]) -> list[Incident]:
@@ -91,7 +73,7 @@ def find_incidents(events: list[EventObject]) -> list[Incident]:
     groups: list[list[Attempt]] = []
     failures = [attempt for attempt in attempts.by_id.values() if attempt.has_failed]
     for attempt in sorted(failures, key=lambda a: a.exited_at):
-        if groups and _belong_together(groups[-1][0], attempt):
+        if groups and _belong_together(groups[-1], attempt):
             groups[-1].append(attempt)
         else:
             groups.append([attempt])
@@ -117,7 +99,10 @@ def final_incident(events: list[EventObject]) -> Incident | None:
     return incidents[-1] if incidents else None
 
 
-def _belong_together(first: Attempt, other: Attempt) -> bool:
+def _belong_together(group: list[Attempt], other: Attempt) -> bool:
+    first = group[0]
+    if any((a.role, a.index) == (other.role, other.index) for a in group):
+        return False  # it was started again in between: a failure of its own
     is_near = other.exited_at - first.exited_at <= TOGETHER_SECONDS
     if first.role == other.role and first.generation and other.generation:
         return first.generation == other.generation and (is_near or other.number == first.number)

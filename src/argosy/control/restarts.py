@@ -13,24 +13,10 @@ from dataclasses import dataclass, field
 from argosy.config.spec import Backoff, Budget, Restart, RoleSpec
 from argosy.control.identity import fraction
 from argosy.protocol.facts import AttemptExited, FailureClass
+from argosy.protocol.peerloss import is_peer_loss
 
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 NOT_READY = "not ready in time"
-
-# A peer's death shows as one of these in the survivors: collateral, not a cause.
-_COLLECTIVE_WORDS = (
-    "gloo",
-    "nccl",
-    "processgroup",
-    "distbackenderror",
-    "tcpstore",
-    "connection reset by peer",
-    "connection closed by peer",
-    "connection refused",
-    "broken pipe",
-    "socket timeout",
-    "generationchanged",
-)
 
 
 def policy_of(role: RoleSpec) -> Restart:
@@ -55,13 +41,12 @@ def classify(exit: AttemptExited) -> FailureClass | None:
 
 def severity(exit: AttemptExited) -> int:
     """Rank of an exit as a first cause, least first; exits seen together are not ordered by time."""
-    text = exit.error.lower()
-    is_collective = any(word in text for word in _COLLECTIVE_WORDS)
+    is_collateral = is_peer_loss(exit.error)
     if exit.hung or exit.lost or exit.is_oom or exit.signal in (SIGKILL, SIGTERM):
         return 0
-    if exit.signal is not None and not (exit.signal == SIGABRT and is_collective):
+    if exit.signal is not None and not (exit.signal == SIGABRT and is_collateral):
         return 1
-    return 3 if is_collective else 2
+    return 3 if is_collateral else 2
 
 
 def exit_code(exit: AttemptExited) -> int:

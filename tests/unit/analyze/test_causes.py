@@ -115,3 +115,24 @@ def test_what_argosy_stopped_is_no_failure():
 )
 def test_failures_are_ranked_by_what_they_are(fact, rank):
     assert rank_of_failure(fact) == rank
+
+
+def test_each_start_of_a_process_that_fails_again_is_a_failure_of_its_own():
+    log = Log()
+    for number in range(3):
+        at = 1.0 + number / 10
+        log.add(
+            at,
+            "attempt.planned",
+            attempt=f"w{number}",
+            role="web",
+            index=0,
+            number=number,
+            host="h",
+        )
+        log.exit(at + 0.05, f"w{number}", code=1)
+    log.add(2.0, "run.ended", outcome="failed", exit_code=1, first_cause="w2")
+    incidents = find_incidents(log.events)
+    assert [incident.cause.id for incident in incidents] == ["w0", "w1", "w2"]
+    assert [incident.failed_after for incident in incidents] == [[], [], []]
+    assert final_incident(log.events).collateral == ""
