@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RECONNECT_SECONDS = 20.0
 DETACHED = 130
 HOLD_SECONDS = 0.3
-"""A death is told after this time, unless the run ends with it."""
+"""A death, and the generation that follows it, are told after this time: the last words of the dead come first."""
 
 
 class Interrupts:
@@ -66,8 +66,9 @@ class Follower:
         self._output = output
         self._imports = imports
         self._story = Story()
-        self._held: list[str] = []
+        self._held: list[tuple[str, bool]] = []
         self._held_until = 0.0
+        self._newest_number = self._held_number = 0
         self._progress = Progress()
         self._paint = Paint(sys.stderr)
         self._interrupts = Interrupts()
@@ -147,7 +148,9 @@ class Follower:
             self._fact(event.json())
         elif event.kind == "end":
             # The end tells the cause and its collateral better than the deaths one by one.
-            self._held.clear()
+            while self._held and not self._held[-1][1]:
+                self._held.pop()
+            self._say_held()
             self._end = event.json()
 
     def _line(self, line: dict[str, Any]) -> None:
@@ -156,6 +159,9 @@ class Follower:
         if end and end <= self._ends_before.get(file, 0):
             return
         self._ends[file] = end
+        if self._held and line["number"] > self._held_number:
+            self._output.flush(time.time() + HOLD_SECONDS)
+            self._say_held()
         self._output.line(line)
 
     def _fact(self, event: dict[str, Any]) -> None:
@@ -165,6 +171,7 @@ class Follower:
         fact = event["fact"]
         if fact["kind"] == "attempt.planned":
             self._output.note_file(fact["role"], fact["index"], fact["number"])
+            self._newest_number = max(self._newest_number, fact["number"])
         headline = self._story.headline(event)
         if fact["kind"] in ("attempt.started", "attempt.ready") and not self._num_interrupts:
             self._is_settled = True
@@ -172,8 +179,11 @@ class Follower:
         elif fact["kind"] in ("attempt.exited", "gang.formed"):
             self._is_settled = False
             self._look_at = time.monotonic() + 1.0
-        if headline and fact["kind"] == "attempt.exited":
-            self._held.append(headline)
+        is_formed = fact["kind"] == "gang.formed"
+        if headline and (fact["kind"] == "attempt.exited" or (is_formed and self._held)):
+            if not self._held:
+                self._held_number = self._newest_number
+            self._held.append((headline, is_formed))
             self._held_until = time.time() + HOLD_SECONDS
         elif headline:
             self._say_held()
@@ -181,7 +191,7 @@ class Follower:
 
     def _say_held(self) -> None:
         held, self._held = self._held, []
-        for headline in held:
+        for headline, _ in held:
             self._say(headline)
 
     def _look(self) -> None:
