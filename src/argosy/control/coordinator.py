@@ -239,7 +239,11 @@ class Coordinator:
         state.connect()
         self._lose_old(now, state)
         self._release_leftovers(now, state, hello)
-        welcome = Welcome(version=PROTOCOL_VERSION, acknowledged=self._cursors.get(hello.keeper, 0))
+        welcome = Welcome(
+            version=PROTOCOL_VERSION,
+            keeper=hello.keeper,
+            acknowledged=self._cursors.get(hello.keeper, 0),
+        )
         self._outputs.messages.append((host, welcome))
         self._touched[host] = None
 

@@ -198,8 +198,10 @@ class HostSide:
     def receive(self, now: float, message: Welcome | Wants | Acknowledge) -> HostOutputs:
         """Take what the controller said."""
         if isinstance(message, Welcome):
-            self._greeted_at = None
-            self._acknowledged(self.keeper, message.acknowledged)
+            # An answer to the hello of an earlier keeper says nothing about this one.
+            if message.keeper == self.keeper:
+                self._greeted_at = None
+                self._acknowledged(self.keeper, message.acknowledged)
         elif isinstance(message, Acknowledge):
             self._acknowledged(message.keeper, message.number)
         elif message.keeper in ("", self.keeper):

@@ -164,6 +164,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """Answer to Hello: the controller knows this keeper up to this number."""
 
     version: int
+    keeper: str
+    """The keeper whose hello this answers; the number is of that keeper alone."""
     acknowledged: int
 
 

@@ -150,7 +150,7 @@ def test_a_new_controller_knows_what_was_acknowledged_and_wants_the_same():
     hello = Hello(version=1, host="h", keeper="k1", pid=1, cpus=4, memory_bytes=8 << 30, alive=[])
     outputs = host.take(host.coordinator.receive(host.now, "h", hello))
     assert outputs.events == []
-    assert ("h", Welcome(version=1, acknowledged=2)) in outputs.messages
+    assert ("h", Welcome(version=1, keeper="k1", acknowledged=2)) in outputs.messages
     assert host.wants == before
 
 

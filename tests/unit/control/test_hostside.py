@@ -45,7 +45,7 @@ class Stage:
         self.version = 0
         self.connect(**known)
         self.take(self.side.controller_connected(self.now))
-        self.take(self.side.receive(self.now, Welcome(version=1, acknowledged=0)))
+        self.take(self.side.receive(self.now, Welcome(version=1, keeper="k1", acknowledged=0)))
 
     def take(self, out):
         self.frames += out.to_keeper
@@ -420,5 +420,15 @@ def test_hello_is_said_again_until_it_is_answered():
     assert stage.side.deadline() == 101.0
     stage.take(stage.side.tick(101.0))
     assert len(stage.hellos) == 3
-    stage.take(stage.side.receive(101.0, Welcome(version=1, acknowledged=0)))
+    stage.take(stage.side.receive(101.0, Welcome(version=1, keeper="k1", acknowledged=0)))
     assert stage.side.deadline() is None
+
+
+def test_a_late_answer_to_an_earlier_keepers_hello_acknowledges_nothing_of_the_new_one():
+    stage = Stage()
+    stage.connect(keeper="k2")
+    stage.frames.clear()
+    stage.take(stage.side.receive(stage.now, Welcome(version=1, keeper="k1", acknowledged=57)))
+    assert not stage.sent("ack")
+    stage.take(stage.side.tick(stage.side.deadline()))
+    assert [hello.keeper for hello in stage.hellos[-2:]] == ["k2", "k2"]
