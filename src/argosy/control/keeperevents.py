@@ -1,7 +1,8 @@
 """From a keeper's events to observations for the controller, one for one, with the keeper's number.
 
 What the controller need not know (helpers, errands, later steps, words it does not understand) becomes None. Called by
-HostSide for every event; pure, and it never trusts a worker's words to have the right types.
+HostSide for every event; pure, and it never trusts a worker's words to have the right types: what cannot be told to the
+controller (half characters, numbers beyond all bounds) would otherwise end one agent after the other.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ def observation_of(
     attempt = str(event.get("attempt") or "")
     run = str(event.get("run") or "")
     if kind == "note":
-        data = {"level": event.get("level", "info"), "text": event.get("text", "")}
+        data = {"level": _text(event.get("level", "info")), "text": _text(event.get("text", ""))}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=data)
     if not is_attempt(attempt):
         return None
     if kind == "started":
-        data = {key: event.get(key) for key in ("pid", "how", "note")}
+        data = {key: event.get(key) for key in ("pid", "how")}
+        data["note"] = _text(event.get("note") or "")
         return Observed(number=number, kind="started", attempt=attempt, run=run, data=data)
     if kind == "exited":
         data = {key: event[key] for key in _OF_EXIT if event.get(key) is not None}
+        if "error" in data:
+            data["error"] = _text(data["error"])
         return Observed(number=number, kind="exited", attempt=attempt, run=run, data=data)
     message = event.get("message")
     if kind == "link" and isinstance(message, dict):
@@ -50,16 +54,25 @@ def observation_of(
 def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) -> Observed | None:
     number, attempt, run = blank.number, blank.attempt, blank.run
     says, generation, step = message.get("say"), message.get("generation"), message.get("step")
-    if says == "step" and is_first_step and isinstance(step, int):
+    if says == "step" and is_first_step and _is_number(step):
         return Observed(
             number=number, kind="progressed", attempt=attempt, run=run, data={"step": step}
         )
     if says == "ready":
         return Observed(number=number, kind="ready", attempt=attempt, run=run)
-    if says == "join" and isinstance(generation, int):
+    if says == "join" and _is_number(generation):
         data = {"generation": generation}
         return Observed(number=number, kind="joined", attempt=attempt, run=run, data=data)
     if says == "error":
-        text = {"level": "error", "text": str(message.get("text", ""))[:MOST_TEXT]}
+        text = {"level": "error", "text": _text(message.get("text", ""))[:MOST_TEXT]}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=text)
     return None
+
+
+def _text(value: object) -> str:
+    """As text that can be told: JSON lets halves of surrogate pairs through, UTF-8 does not."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 63

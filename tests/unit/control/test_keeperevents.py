@@ -1,0 +1,39 @@
+import msgspec
+import pytest
+
+from argosy.control.keeperevents import observation_of
+
+HALF = "caf\udce9"
+ATTEMPT = {"attempt": "r1.train.0.0", "run": "r1"}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "note", "text": HALF, "level": HALF},
+        {"event": "started", "pid": 7, "how": "exec", "note": HALF},
+        {"event": "exited", "code": 1, "error": f"FileNotFoundError: {HALF}"},
+        {"event": "link", "message": {"say": "error", "text": HALF}},
+        {"event": "link", "message": {"say": "error", "text": {"not": ["text"]}}},
+    ],
+)
+def test_whatever_a_program_says_can_be_told_to_the_controller(event):
+    observed = observation_of(1, {**ATTEMPT, **event})
+    assert observed is not None
+    msgspec.json.encode(observed)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 63, 1 << 200, 1.5, "3", None])
+@pytest.mark.parametrize("said", ["step", "join"])
+def test_a_number_beyond_bounds_is_not_told(said, number):
+    message = {"say": said, "step": number, "generation": number}
+    event = {**ATTEMPT, "event": "link", "message": message}
+    assert observation_of(1, event, is_first_step=True) is None
+
+
+def test_steps_and_joins_are_told():
+    step = {**ATTEMPT, "event": "link", "message": {"say": "step", "step": 3}}
+    assert observation_of(1, step, is_first_step=True).data == {"step": 3}
+    assert observation_of(2, step) is None
+    join = {**ATTEMPT, "event": "link", "message": {"say": "join", "generation": 2}}
+    assert observation_of(3, join).data == {"generation": 2}
