@@ -29,6 +29,7 @@ def observation_of(
     kind = event.get("event")
     attempt = str(event.get("attempt") or "")
     run = str(event.get("run") or "")
+    data: dict[str, Any]
     if kind == "note":
         data = {"level": _text(event.get("level", "info")), "text": _text(event.get("text", ""))}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=data)
