@@ -158,7 +158,8 @@ def describe_exit(exit_fact: dict[str, Any]) -> str:
 
 def error_lines(exit_fact: dict[str, Any]) -> list[str]:
     """The error that a process left, as lines; an error file in torch's JSON form gives its call stack."""
-    text = str(exit_fact.get("error") or "").strip()
+    # Only line breaks are cut off: a syntax error begins with an indented line.
+    text = str(exit_fact.get("error") or "").strip("\n").rstrip()
     if not text.startswith("{"):
         return text.splitlines()
     import json
@@ -171,7 +172,7 @@ def error_lines(exit_fact: dict[str, Any]) -> list[str]:
         extra = message.get("extraInfo")
         stack = extra.get("py_callstack") if isinstance(extra, dict) else None
         message = stack or message.get("message", text)
-    return str(message).strip().splitlines()
+    return str(message).strip("\n").rstrip().splitlines()
 
 
 def name_all(attempts: list[Attempt]) -> str:

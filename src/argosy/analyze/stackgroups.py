@@ -95,9 +95,14 @@ def main_thread(stack: dict[str, Any]) -> dict[str, Any]:
 def without_bootstrap(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Frames, innermost first, without those that started the program."""
     end = len(frames)
-    while end and any(part in frames[end - 1]["file"] for part in _BOOTSTRAP):
+    while end and is_bootstrap(frames[end - 1]["file"]):
         end -= 1
     return frames[:end] or frames
+
+
+def is_bootstrap(file: str) -> bool:
+    """A frame that only started the program."""
+    return any(part in file for part in _BOOTSTRAP)
 
 
 def is_library(file: str) -> bool:

@@ -13,6 +13,24 @@ TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
     from typing import Any
 
+_HABITS = {
+    "--nproc-per-node": ("-n",),
+    "--nproc": ("-n",),
+    "-np": ("-n",),
+    "--max-restarts": ("--restart",),
+    "--module": ("-m",),
+    "-d": ("--detach",),
+    "--background": ("--detach",),
+    "-it": ("--tty",),
+    "-a": ("--all",),
+    "-e": ("--env",),
+    "-n": ("--tail",),
+    "--lines": ("--tail",),
+    "--follow": ("-f",),
+    "-t": ("--timestamps", "--tty"),
+    "-s": ("--signal",),
+    "--mem": ("--memory",),
+}
 _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -84,11 +102,17 @@ def _find_option(
         return by_flag[short], word[2:].removeprefix("=")
     from argosy.config.nearest import nearest
 
-    match = nearest(flag, by_flag)
+    match = _habit(flag, by_flag) or nearest(flag, by_flag)
     raise ConfigError(
         f"`argosy {arguments.verb.name}` has no option {flag}",
         fix=f"did you mean `{match}`?" if match else _see_help(arguments.verb),
     )
+
+
+def _habit(flag: str, by_flag: dict[str, Option]) -> str:
+    """What other tools' options for the same thing are called here."""
+    meant = _HABITS.get(flag.replace("_", "-"), ())
+    return next((known for known in meant if known in by_flag), "")
 
 
 def _is_known(by_flag: dict[str, Option], word: str) -> bool:
@@ -119,7 +143,7 @@ def _own_argument(
         else:
             theirs.append(word)
     line = shlex.join(["argosy", *arguments.verb.name.split(), *ours, "--", *theirs])
-    match = nearest(flag, by_flag)
+    match = _habit(flag, by_flag) or nearest(flag, by_flag)
     hint = f" (or did you mean `{match}`?)" if match else ""
     return ConfigError(
         f"unknown option {flag} after {arguments.words[0]}",

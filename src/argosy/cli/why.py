@@ -9,6 +9,7 @@ from typing import Any
 
 from argosy.analyze.attempts import Attempt, describe_exit, error_lines
 from argosy.analyze.causes import Incident, final_incident, find_incidents
+from argosy.analyze.stackgroups import is_bootstrap
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect
 from argosy.cli.paint import Paint, clock, duration
@@ -18,6 +19,8 @@ from argosy.protocol.httpclient import Client
 EVIDENCE_LINES = 12
 _TAIL_BYTES = 16 << 10
 MOST_EVENTS = 100_000
+_CRASHES = (4, 6, 7, 8, 11)
+"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV."""
 _NEED_INPUT = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
 """How `breakpoint()` and `input()` end without a terminal."""
 
@@ -142,6 +145,8 @@ def _evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[str]:
         lines += [f"    {paint('|', 'dim')} {line}" for line in unsaid[-4:]]
     if path:
         lines.append(f"  {paint('log', 'dim')}: {path}")
+    if cause.how == "fork" and not shown and (cause.exit or {}).get("signal") in _CRASHES:
+        lines.append("  fix: `--env PYTHONFAULTHANDLER=1` makes it tell where it crashed")
     if shown and shown[-1].startswith(_NEED_INPUT):
         lines.append("  fix: stdin is empty; `argosy run --tty` gives one process a terminal")
     return lines
@@ -174,8 +179,21 @@ def log_tail(directory: str, attempt: Attempt) -> tuple[str, list[str]]:
         if text.strip():
             prefix = f"[rank{attempt.rank}]: "
             lines = [line.removeprefix(prefix) for line in readable_lines(text)]
-            return path, lines[-EVIDENCE_LINES:]
+            return path, _crash_lines(lines) or lines[-EVIDENCE_LINES:]
     return fallback, []
+
+
+def _crash_lines(lines: list[str]) -> list[str]:
+    """The dump of Python's fault handler, without the frames below the program: it tells most at its beginning."""
+    starts = [n for n, line in enumerate(lines) if line.startswith("Fatal Python error:")]
+    if not starts:
+        return []
+    kept = [
+        line
+        for line in lines[starts[-1] :]
+        if not line.startswith("Extension modules:") and not is_bootstrap(line)
+    ]
+    return kept[:EVIDENCE_LINES]
 
 
 def readable_lines(text: str) -> list[str]:

@@ -134,7 +134,7 @@ _FAILURES: dict[FailureClass, str] = {
 def why_given_up(role: RoleSpec, failure: FailureClass, tally: Tally, is_observable: bool) -> str:
     """Why there is no further start, or an empty string if one is allowed."""
     if policy_of(role) == "temporary":
-        return "its restart policy is temporary"
+        return "it is temporary, so it is not restarted"
     allowed: int = getattr(role.budget, failure)
     if tally.in_period > allowed:
         restarts = f"{allowed} restart{'s' if allowed != 1 else ''}"

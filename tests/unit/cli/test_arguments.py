@@ -119,3 +119,19 @@ def test_every_example_of_the_help_is_valid(verb):
 def test_the_mend_of_a_misplaced_argument_is_the_whole_line_with_our_own_options_kept():
     error = refusal("run -n 4 train.py --steps 20 --name big --lr=0.1 -- --seed 1")
     assert "argosy run -n 4 train.py --name big -- --steps 20 --lr=0.1 --seed 1" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("run --nproc_per_node=4 train.py", "-n"),
+        ("run --max-restarts 2 train.py", "--restart"),
+        ("run train.py --nproc-per-node 4", "-n"),
+        ("run -d train.py", "--detach"),
+        ("ps -a", "--all"),
+        ("logs -n 20", "--tail"),
+        ("logs --follow", "-f"),
+    ],
+)
+def test_the_options_of_other_tools_are_answered_with_ours(line, meant):
+    assert f"did you mean `{meant}`?" in refusal(line).fix

@@ -2,7 +2,7 @@
 
 import pytest
 
-from argosy.analyze.attempts import Attempt
+from argosy.analyze.attempts import Attempt, error_lines
 from argosy.cli.why import is_same_error, log_tail, readable_lines
 
 
@@ -59,3 +59,21 @@ def test_errors_are_the_same_when_they_end_in_the_same_words():
     assert not is_same_error(one, ended(1, "KeyError: 'y'"))
     assert not is_same_error(one, ended(2, "KeyError: 'x'"))
     assert not is_same_error(ended(1), ended(1))
+
+
+def test_a_crash_is_shown_from_its_beginning_without_the_frames_that_started_the_program(
+    tmp_path, attempt
+):
+    frames = "".join(f'  File "/work/train.py", line {n} in f\n' for n in range(3))
+    below = '  File "/x/argosy/control/zygote/rank.py", line 5 in become\n' * 20
+    dump = f"Fatal Python error: Segmentation fault\n\n{frames}{below}\nExtension modules: a, b\n"
+    write(tmp_path, "train.1.0.err", "before\n" + dump)
+    lines = log_tail(str(tmp_path), attempt)[1]
+    assert lines[0] == "Fatal Python error: Segmentation fault"
+    assert lines[1:] == frames.splitlines()
+
+
+def test_the_first_line_of_a_syntax_error_is_not_said_twice(tmp_path, attempt):
+    write(tmp_path, "train.1.0.err", '  File "a.py", line 1\n    def f(:\nSyntaxError: x\n')
+    error = error_lines({"error": '  File "a.py", line 1\n    def f(:\nSyntaxError: x\n'})
+    assert error == log_tail(str(tmp_path), attempt)[1]
