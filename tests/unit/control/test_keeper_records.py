@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import os
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.control.keeper.census import MARK_BYTES, cluster_key, look_at, make_mark
-from argosy.control.keeper.outbox import MOST_ERROR_BYTES, Outbox, bounded_text
+from argosy.control.keeper.outbox import MOST_ERROR_BYTES, Outbox, bounded_error, bounded_text
 from argosy.control.keeper.records import Records, file_name
 
 
@@ -125,3 +127,23 @@ def test_a_long_error_keeps_its_end():
     bounded = bounded_text(text)
     assert bounded.endswith("last é line")
     assert len(bounded.encode()) <= MOST_ERROR_BYTES
+
+
+@pytest.mark.parametrize("filler", ["x", "\n", "é", '"', "\x01"])
+def test_a_long_error_file_stays_readable(filler):
+    stack = "Traceback\n" + filler * MOST_ERROR_BYTES + "\nValueError: bad batch 17"
+    inside = {"message": "ValueError: bad batch 17", "extraInfo": {"py_callstack": stack}}
+    bounded = bounded_error(json.dumps({"message": inside}))
+    assert len(bounded.encode()) <= MOST_ERROR_BYTES
+    read = json.loads(bounded)["message"]
+    assert read["message"] == "ValueError: bad batch 17"
+    assert read["extraInfo"]["py_callstack"].endswith("\nValueError: bad batch 17")
+    assert "[…]" in read["extraInfo"]["py_callstack"]
+
+
+def test_errors_of_other_forms_are_bounded_as_text():
+    for text in ("{" + "x" * 2 * MOST_ERROR_BYTES, json.dumps({"a": "x" * 2 * MOST_ERROR_BYTES})):
+        assert bounded_error(text) == bounded_text(text)
+    plain = bounded_error(json.dumps({"message": "x" * 2 * MOST_ERROR_BYTES}))
+    assert json.loads(plain)["message"]["message"].startswith("xxx")
+    assert bounded_error("short") == "short"

@@ -19,11 +19,12 @@ from argosy.control.keeper.containment import Group, remove_tree
 from argosy.control.keeper.environment import read_regular
 from argosy.control.keeper.kernel import send_signal
 from argosy.control.keeper.loop import READ, URGENT
-from argosy.control.keeper.outbox import MOST_ERROR_BYTES, bounded_text
+from argosy.control.keeper.outbox import bounded_error
 from argosy.control.keeper.state import Keeper
 
 _SWEEP_SECONDS = 30.0
 _REMOVE_TRIES = 20
+_MOST_ERROR_FILE_BYTES = 1 << 20
 
 
 class Exits:
@@ -207,7 +208,7 @@ class Exits:
                     "code": code,
                     "signal": number,
                     "is_oom": is_oom and code != 0,
-                    "error": bounded_text(self._error_of(attempt, code)),
+                    "error": bounded_error(self._error_of(attempt, code)),
                     "swept": len(attempt.killed - {attempt.pid}),
                     "at": attempt.seen_at,
                     "user_seconds": getattr(usage, "ru_utime", 0.0),
@@ -223,7 +224,7 @@ class Exits:
     def _error_of(self, attempt: Attempt, code: int | None) -> str:
         path = attempt.order.get("error_file")
         if not attempt.has_failed_to_start and code != 0 and path:
-            text = read_regular(path, 4 * MOST_ERROR_BYTES)
+            text = read_regular(path, _MOST_ERROR_FILE_BYTES)
             if text:
                 return text
         return attempt.error if code != 0 else ""

@@ -6,6 +6,7 @@ the oldest of that attempt's `link` events give way. Called by everything that h
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable
@@ -132,3 +133,25 @@ def bounded_text(text: str, most_bytes: int = MOST_ERROR_BYTES) -> str:
     if len(data) <= most_bytes:
         return text
     return "[…]\n" + data[-(most_bytes - 8) :].decode("utf-8", "ignore")
+
+
+def bounded_error(text: str) -> str:
+    """An error within bounds; an error file in torch's JSON form stays one, with its texts bounded."""
+    if len(text.encode("utf-8", "replace")) <= MOST_ERROR_BYTES:
+        return text
+    try:
+        message = json.loads(text)["message"]
+        words = message if isinstance(message, str) else message.get("message", "")
+        extra = {} if isinstance(message, str) else message.get("extraInfo") or {}
+        stack = str(extra.get("py_callstack") or words)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return bounded_text(text)
+    most_bytes = MOST_ERROR_BYTES
+    bounded = text
+    while len(bounded.encode("utf-8", "replace")) > MOST_ERROR_BYTES:
+        # What is escaped in JSON takes up to six times its room.
+        most_bytes //= 2
+        inside = {"py_callstack": bounded_text(stack, most_bytes)}
+        record = {"message": {"message": str(words)[: most_bytes // 8], "extraInfo": inside}}
+        bounded = json.dumps(record, ensure_ascii=False)
+    return bounded
