@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from argosy.analyze.attempts import EventObject
 
 
+_MOST_ERROR = 120
+"""Letters of an error in a sentence; `argosy why` has it whole."""
+
+
 class Story:
     """Tells events one at a time, in order."""
 
@@ -96,8 +100,9 @@ def _planned(fact: dict[str, Any], who: str) -> str:
     what = "start" if not fact.get("number") else f"start {fact['number'] + 1}"
     parked = " as a spare" if fact.get("parked") else ""
     generation = f" in generation {fact['generation']}" if fact.get("generation") else ""
-    # "generation" is what the words before say already.
-    reason = f": {fact['reason']}" if fact.get("reason") not in (None, "", "generation") else ""
+    # These reasons are what the words before say already.
+    is_said = fact.get("reason") in (None, "", "generation", "spare")
+    reason = "" if is_said else f": {fact['reason']}"
     return f"{who} {what} planned on {fact.get('host', '?')}{generation}{parked}{reason}"
 
 
@@ -116,8 +121,12 @@ def _exited(fact: dict[str, Any], who: str) -> str:
     swept = fact.get("swept", 0)
     extra = f"; {swept} descendant{'s' if swept != 1 else ''} killed with it" if swept else ""
     error = error_lines(fact)
-    last = f": {error[-1]}" if error else ""
+    last = f": {_short(error[-1])}" if error else ""
     return f"{who} {describe_exit(fact)}{last}{extra}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_ERROR else f"{text[:_MOST_ERROR]}…"
 
 
 def _ended(fact: dict[str, Any], who: str) -> str:
