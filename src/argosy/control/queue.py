@@ -1,5 +1,6 @@
 """Queue: which waiting run is admitted next. Priority first, then fair share by name, then age.
 
+The share that uses least comes first; of those that use the same, the one whose last turn is longest ago.
 A run that does not fit is overtaken by smaller ones, but only so often: then the room is kept for it. Every operation
 costs O(log N) in the number of waiting runs. Folded from facts by the coordinator; pure.
 """
@@ -16,6 +17,10 @@ from argosy.control.placement import Placement, need_of
 MOST_OVERTAKEN = 16
 # Candidates looked at behind one that does not fit, for each decision.
 MOST_LOOKED_AT = 32
+
+
+_Head = tuple[float, int, int, str]
+"""(use, last turn, number of the oldest run, name) of a share with waiting runs."""
 
 
 @dataclass(slots=True)
@@ -47,9 +52,12 @@ class Queue:
         self._at_once: dict[str, Entry] = {}
         self._running: dict[str, tuple[str, float]] = {}
         self._use: dict[str, float] = {}
+        self._turns: dict[str, int] = {}
+        """When each share was admitted last, counted in admissions."""
+        self._num_admitted = 0
         self._levels: dict[int, dict[str, _Share]] = {}
         self._places: dict[str, int] | None = None
-        self._heads: dict[int, list[tuple[float, int, str]]] = {}
+        self._heads: dict[int, list[_Head]] = {}
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -76,9 +84,9 @@ class Queue:
             head = next(self._candidates(), None)
             if head is not None and head.run != run:
                 head.overtaken += 1
-            # A run without requests counts a little: fair share orders those too.
-            use = need_of(entry.spec).cpus or 0.001
+            use = _use_of(entry.spec)
             self._running[run] = (entry.share, use)
+            self._take_turn(entry.share)
             self._set_use(entry.share, use)
         self.remove(run)
 
@@ -108,7 +116,16 @@ class Queue:
         elif was_head:
             self._push_head(entry.spec.priority, entry.share)
 
+    def _take_turn(self, share: str) -> None:
+        self._num_admitted += 1
+        self._turns[share] = self._num_admitted
+        if len(self._turns) > 64 + 2 * (len(self._use) + len(self.entries)):
+            waiting = {entry.share for entry in self.entries.values()}
+            kept = self._use.keys() | waiting | {share}
+            self._turns = {name: turn for name, turn in self._turns.items() if name in kept}
+
     def _set_use(self, share: str, change: float) -> None:
+        self._places = None
         use = self._use.get(share, 0.0) + change
         if use <= 1e-9:
             self._use.pop(share, None)
@@ -121,32 +138,37 @@ class Queue:
     def _push_head(self, priority: int, share: str) -> None:
         entries = self._levels[priority][share].entries
         heads = self._heads.setdefault(priority, [])
-        heappush(heads, (self._use.get(share, 0.0), entries[0][0], share))
+        heappush(
+            heads, (self._use.get(share, 0.0), self._turns.get(share, 0), entries[0][0], share)
+        )
         if len(heads) > 64 + 4 * len(self._levels[priority]):
             self._heads[priority] = [key for key in set(heads) if self._is_current(priority, key)]
             heapify(self._heads[priority])
 
-    def _is_current(self, priority: int, key: tuple[float, int, str]) -> bool:
-        use, seq, name = key
+    def _is_current(self, priority: int, key: _Head) -> bool:
+        use, turn, seq, name = key
         share = self._levels.get(priority, {}).get(name)
         if share is None or not share.entries:
             return False
-        return share.entries[0][0] == seq and abs(self._use.get(name, 0.0) - use) < 1e-12
+        is_same_turn = self._turns.get(name, 0) == turn
+        is_same_use = abs(self._use.get(name, 0.0) - use) < 1e-12
+        return share.entries[0][0] == seq and is_same_turn and is_same_use
 
     def _candidates(self) -> Generator[Entry, None, None]:
         """Waiting runs, best first: heads of shares, then what lies behind them."""
         for priority in sorted(self._levels, reverse=True):
             heads = self._heads.get(priority, [])
-            taken: list[tuple[float, int, str]] = []
+            taken: list[_Head] = []
             seen: set[str] = set()
             try:
                 while heads:
                     key = heappop(heads)
-                    if key[2] in seen or not self._is_current(priority, key):
+                    name = key[-1]
+                    if name in seen or not self._is_current(priority, key):
                         continue
-                    seen.add(key[2])
+                    seen.add(name)
                     taken.append(key)
-                    yield self.entries[self._levels[priority][key[2]].entries[0][1]]
+                    yield self.entries[self._levels[priority][name].entries[0][1]]
             finally:
                 for key in taken:
                     heappush(heads, key)
@@ -201,9 +223,23 @@ class Queue:
         runs = "1 run" if ahead == 1 else f"{ahead} runs"
         return f"{text}, {max(0.0, self.placement.free_cpus):g} free, {runs} ahead"
 
+    def in_order(self) -> list[Entry]:
+        """Waiting runs as they would start if nothing ended or came: by priority, then turn and turn about by share."""
+        use = dict(self._use)
+        rows = []
+        for entry in sorted(self.entries.values(), key=lambda entry: entry.seq):
+            turn = use.get(entry.share, 0.0)
+            use[entry.share] = turn + _use_of(entry.spec)
+            rows.append((entry.spec.queued, -entry.spec.priority, turn, entry.seq, entry))
+        return [row[-1] for row in sorted(rows, key=lambda row: row[:-1])]
+
     def _positions(self) -> dict[str, int]:
-        """Place of each waiting run by priority and age; sorted again only after a change."""
+        """Place of each waiting run; found again only after a change."""
         if self._places is None:
-            rows = sorted(self.entries.values(), key=lambda e: (-e.spec.priority, e.seq))
-            self._places = {entry.run: place for place, entry in enumerate(rows)}
+            self._places = {entry.run: place for place, entry in enumerate(self.in_order())}
         return self._places
+
+
+def _use_of(spec: RunSpec) -> float:
+    # A run without requests counts a little: fair share orders those too.
+    return need_of(spec).cpus or 0.001

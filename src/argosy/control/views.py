@@ -205,8 +205,7 @@ def host_view(state: HostWants, capacity: Capacity) -> dict[str, Any]:
 
 
 def queue_view(queue: Queue) -> list[dict[str, Any]]:
-    """The waiting runs in order of priority and age."""
-    rows = sorted(queue.entries.values(), key=lambda entry: (-entry.spec.priority, entry.seq))
+    """The waiting runs, best first."""
     return [
         {
             "run": entry.run,
@@ -218,7 +217,7 @@ def queue_view(queue: Queue) -> list[dict[str, Any]]:
             "ahead": position,
             "overtaken": entry.overtaken,
         }
-        for position, entry in enumerate(rows)
+        for position, entry in enumerate(queue.in_order())
     ]
 
 

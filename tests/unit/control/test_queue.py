@@ -136,3 +136,44 @@ def test_every_run_of_thousands_is_admitted_once():
     assert len(seen) == len(set(seen)) == 3000
     priorities = [int(run[1:]) % 3 for run in seen]
     assert priorities == sorted(priorities, reverse=True)
+
+
+def test_shares_take_turns_when_only_one_run_fits_at_a_time():
+    bench = Bench(cpus=1)
+    for number in range(4):
+        bench.add(f"many{number}", share="many")
+    bench.add("few0", share="few")
+    bench.add("few1", share="few")
+    started = []
+    while len(bench.queue):
+        [run] = bench.admit_all()
+        started.append(run)
+        bench.end(run)
+    assert started == ["many0", "few0", "many1", "few1", "many2", "many3"]
+
+
+def test_turns_of_shares_that_are_gone_are_forgotten():
+    bench = Bench(cpus=1)
+    for number in range(1000):
+        bench.add(f"r{number}")
+        bench.end(bench.admit())
+    assert len(bench.queue._turns) <= 80
+
+
+def test_people_see_the_order_in_which_waiting_runs_start():
+    bench = Bench(cpus=1)
+    for run in ("a0", "a1", "a2"):
+        bench.add(run, share="a")
+    assert bench.admit_all() == ["a0"]
+    bench.add("b0", share="b")
+    bench.add("b1", share="b")
+    bench.add("first", share="b", priority=1)
+    shown = [entry.run for entry in bench.queue.in_order()]
+    assert bench.queue.waiting("b0").endswith(", 1 run ahead")
+    running, started = "a0", []
+    while len(bench.queue):
+        bench.end(running)
+        [running] = bench.admit_all()
+        started.append(running)
+    assert shown[:1] == started[:1] == ["first"]
+    assert sorted(shown) == sorted(started)
