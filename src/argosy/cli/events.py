@@ -33,7 +33,8 @@ def events(arguments: Arguments) -> int:
         teller.learn(event)
     for event in shown:
         teller.print(event)
-    if should_follow:
+    has_ended = bool(run) and any(event["fact"]["kind"] == "run.ended" for event in found)
+    if should_follow and not has_ended:
         follow(controller, run, found[-1]["seq"] if found else 0, teller)
     return 0
 

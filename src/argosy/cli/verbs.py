@@ -195,7 +195,7 @@ VERBS = (
         "what happened, as sentences",
         entry="argosy.cli.events:events",
         options=(
-            Option("-f", "follow"),
+            Option("-f", "follow until the run ends"),
             Option("--all", "of all runs and of the cluster"),
             Option("--tail N", "only the last N events", kind="number"),
             JSON,

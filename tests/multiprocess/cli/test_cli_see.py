@@ -93,6 +93,7 @@ def test_logs_follow_until_the_run_ends(argosy):
     client = argosy.start("logs", "-f", run)
     assert client.end() == 0
     assert client.out.splitlines() == [f"[0] n {i}" for i in range(1, 7)]
+    assert "run succeeded" in argosy("events", "-f", run).stdout.splitlines()[-1]
 
 
 def test_a_closed_pipe_is_no_error_of_ours(argosy, talk):
