@@ -13,7 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,11 +26,12 @@ from argosy.control.eventlog import EventLog
 from argosy.control.home import Cluster
 from argosy.control.rundirs import make_run_directory
 from argosy.control.tally import Tally
-from argosy.errors import ClusterError
+from argosy.errors import ClusterError, ConfigError, NotFoundError
 from argosy.protocol.facts import Event, Note, RunSubmitted
 from argosy.protocol.messages import FromController, Hello, Report
 
 logger = logging.getLogger("argosy.controller")
+T = TypeVar("T")
 _LOG_PATIENCE_SECONDS = 1.0
 _INLINE_DIRECTORIES = 4
 """Up to so many run directories are made in place; more of them (arrays) in a thread."""
@@ -55,7 +56,7 @@ class Conductor:
         self.links = AgentLinks(self._received, self._left)
         self._began = time.monotonic()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has an exception when the log refused an event: the controller must end and be started again."""
+        """Has an exception when the log refused an event or a decision broke off: the controller must end and be started again."""
         self.on_activity: Callable[[], None] = lambda: None
         """Called after everything that may have changed whether the cluster is idle."""
         self._agent_wait_seconds = agent_wait_seconds
@@ -129,8 +130,8 @@ class Conductor:
             }
             if has_left is not None and await has_left():
                 raise ClusterError("the client has left before its run was accepted")
-            runs, outputs = self.coordinator.submit(
-                self.now(),
+            runs, outputs = self._ask_decider(
+                self.coordinator.submit,
                 submission,
                 env_blob=env_blob,
                 secret_blobs=secret_blobs,
@@ -158,8 +159,8 @@ class Conductor:
     ) -> str:
         """Ask a run, role or process to end; the command's id once that is durable."""
         await self._check_log()
-        command, outputs = self.coordinator.stop(
-            self.now(), run, hard=hard, reason=reason, role=role, index=index
+        command, outputs = self._ask_decider(
+            self.coordinator.stop, run, hard=hard, reason=reason, role=role, index=index
         )
         await self._durable(self.apply(outputs))
         return command
@@ -167,7 +168,7 @@ class Conductor:
     def note(self, note: Note) -> None:
         """Put something a person should know into the log."""
         logger.warning("%s", note.text)
-        self.apply(self.coordinator.note(self.now(), note))
+        self.apply(self._ask_decider(self.coordinator.note, note))
 
     async def wait_for_agent(self) -> None:
         """Return when an agent is connected (a cluster that just starts needs a moment); ClusterError after too long."""
@@ -245,11 +246,31 @@ class Conductor:
             self.blobs.learn(name, str(answer["data"]))
 
     def _received(self, host: str, message: Hello | Report) -> None:
-        self.apply(self.coordinator.receive(self.now(), host, message))
+        self.apply(self._ask_decider(self.coordinator.receive, host, message))
         if isinstance(message, Hello) and self.blobs.missing():
             task = asyncio.create_task(self._learn_blobs(host))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _ask_decider(self, ask: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """What the coordinator makes of an input now; a bug of ours in it ends the controller."""
+        if self.failed.done():
+            raise ClusterError("the controller is being restarted", fix="try again in a moment")
+        try:
+            return ask(self.now(), *arguments, **named)
+        except (ConfigError, NotFoundError):
+            raise  # refused before anything was decided
+        except (
+            Exception
+        ) as error:  # the one door to the deciders: nothing half-decided may reach the log
+            logger.exception("the deciders failed")
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Memory is ahead of the log: only a new start from the log is right."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
 
     def _left(self, host: str) -> None:
         self.coordinator.disconnected(self.now(), host)
@@ -276,9 +297,7 @@ class Conductor:
             outgoing = self._outbox.popleft()
             error = outgoing.ready.exception()
             if error is not None:
-                # Memory is ahead of the log: only a new start from the log is right.
-                if not self.failed.done():
-                    self.failed.set_exception(error)
+                self._fail(error)
                 return
             self._send(outgoing.messages)
 
@@ -297,7 +316,7 @@ class Conductor:
 
     def _tick(self) -> None:
         self._timer = None
-        self.apply(self.coordinator.tick(self.now()))
+        self.apply(self._ask_decider(self.coordinator.tick))
 
 
 def make_directories(runs: str, submitted: list[RunSubmitted]) -> None:

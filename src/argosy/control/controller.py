@@ -73,7 +73,7 @@ class Controller:
         await asyncio.wait((stopped, self._conductor.failed), return_when=asyncio.FIRST_COMPLETED)
         code = 0
         if self._conductor.failed.done():
-            logger.error("the log refused an event: %s", self._conductor.failed.exception())
+            logger.error("memory is ahead of the log: %s", self._conductor.failed.exception())
             code = 70
         if watch is not None:
             watch.close()

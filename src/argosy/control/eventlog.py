@@ -1,7 +1,8 @@
 """The event log: SQLite in WAL mode with synchronous=FULL, one writer thread with group commit.
 
 The controller appends and is told when its events are durable; readers use a connection of their own. A full disk stops the writer,
-not the program: it keeps its batch, says so, tries again and goes on by itself. Nothing in it decides anything.
+not the program: it keeps its batch, says so, tries again and goes on by itself. After an event that it had to refuse it takes no more:
+the log never has a gap. Nothing in it decides anything.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ class EventLog:
         encoder = msgspec.json.Encoder()
         is_open = True
         num_unmerged = 0
+        refused: Exception | None = None
         while is_open:
             batches, is_open = self._collect(_QUIET_SECONDS if num_unmerged else None)
             if not batches or num_unmerged > _MOST_UNMERGED_ROWS:
@@ -162,11 +164,17 @@ class EventLog:
                 num_unmerged = 0
             if not batches:
                 continue
-            rows = [_row(event, encoder) for batch in batches for event in batch.events]
+            if refused is not None:
+                # Events after one that is missing would make a log that nobody can replay.
+                self._call(self._failed, batches, refused)
+                continue
             try:
+                rows = [_row(event, encoder) for batch in batches for event in batch.events]
                 written = self._commit_patiently(rows)
-            except sqlite3.Error as error:
-                # Not the disk: a doubled event or a broken file. Whoever appended must not go on as if it were durable.
+            except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+                # Not the disk: a doubled event, one that cannot be written down, or a broken file. Whoever appended must not
+                # go on as if it were durable.
+                refused = error
                 self._call(self._failed, batches, error)
                 continue
             if not written:
@@ -251,7 +259,7 @@ class EventLog:
             if not batch.future.done():
                 batch.future.set_result(None)
 
-    def _failed(self, batches: list[_Batch], error: sqlite3.Error) -> None:
+    def _failed(self, batches: list[_Batch], error: Exception) -> None:
         for batch in batches:
             self.num_pending -= 1
             if not batch.future.done():

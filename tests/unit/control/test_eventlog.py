@@ -94,8 +94,24 @@ async def test_one_event_of_a_keeper_is_never_logged_twice(tmp_path):
     with pytest.raises(sqlite3.IntegrityError):
         await log.append([note(3), note(4, ("k", 7))])
     assert [event.seq for event in log.replay()] == [1, 2]
-    await log.append([note(3)])
     log.close()
+
+
+@in_loop
+@pytest.mark.parametrize("bad", [note(2, ("k", 7)), Event(seq=2, at=0.0, fact=Note(text="\ud800"))])
+async def test_nothing_follows_an_event_that_was_refused(tmp_path, bad):
+    log = EventLog(str(tmp_path / "events.sqlite"))
+    await log.append([note(1, ("k", 7))])
+    refused = [log.append([bad]), log.append([note(3)])]
+    results = await asyncio.gather(*refused, log.append([note(4)]), return_exceptions=True)
+    assert all(isinstance(result, Exception) for result in results)
+    assert [event.seq for event in log.replay()] == [1]
+    assert log.num_pending == 0
+    log.close()
+    again = EventLog(str(tmp_path / "events.sqlite"))
+    await again.append([note(2)])
+    assert [event.seq for event in again.replay()] == [1, 2]
+    again.close()
 
 
 @in_loop
