@@ -11,6 +11,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from argosy.control.keeper.kernel import set_death_signal
 from argosy.protocol.messages import Launch
 
 Check = Callable[[], Awaitable[str]]
@@ -119,6 +120,8 @@ async def _check_command(argv: list[str], cwd: str, environment: dict[str, str])
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
+            # Killed with the agent: its successor asks anew, and nobody else would end it.
+            preexec_fn=_die_with_agent,
         )
     except OSError as error:
         return f"{argv[0]}: {error}"
@@ -132,3 +135,7 @@ async def _check_command(argv: list[str], cwd: str, environment: dict[str, str])
             pass
         raise
     return "" if code == 0 else f"{argv[0]} exited with {code}"
+
+
+def _die_with_agent() -> None:
+    set_death_signal(signal.SIGKILL)

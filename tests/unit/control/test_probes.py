@@ -2,8 +2,10 @@ import asyncio
 import functools
 import os
 import socket
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 from argosy.control.probes import Probes
 from argosy.protocol.messages import Launch
@@ -129,3 +131,24 @@ async def test_a_cancelled_probe_says_nothing_and_leaves_no_process(tmp_path):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     assert told == []
+
+
+def test_the_command_of_a_probe_dies_with_the_agent(tmp_path):
+    script = """
+import asyncio, sys
+from argosy.control import probes
+asyncio.run(probes._check_command(["sh", "-c", "echo $$ > pid; exec sleep 1000"], sys.argv[1], {}))
+"""
+    agent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    deadline = time.monotonic() + 20
+    try:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        agent.kill()
+        agent.wait()
+    status = f"/proc/{(tmp_path / 'pid').read_text().strip()}/status"
+    while os.path.exists(status) and "State:\tZ" not in Path(status).read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
