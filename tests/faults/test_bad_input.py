@@ -158,18 +158,21 @@ def test_a_second_controller_or_agent_is_refused_while_the_first_serves(shared, 
     listener.listen()
     options = ["--directory", paths["directory"], "--runtime", paths["runtime"]]
     extra = {"controller": ["--control-fd", str(listener.fileno())], "agent": []}
-    for part, more in extra.items():
-        done = subprocess.run(
+    seconds = {
+        part: subprocess.Popen(
             [sys.executable, "-m", f"argosy.control.{part}", *options, *more],
             env=shared.environment,
-            capture_output=True,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=30,
             pass_fds=[listener.fileno()],
         )
-        assert done.returncode == 69, done.stderr
-        assert f"another {part} (pid {before[part]})" in done.stderr
-        assert "ARGOSY_HOME" in done.stderr
+        for part, more in extra.items()
+    }
+    for part, second in seconds.items():
+        _, errors = second.communicate(timeout=30)
+        assert second.returncode == 69, errors
+        assert f"another {part} (pid {before[part]})" in errors
+        assert "ARGOSY_HOME" in errors
     listener.close()
     assert shared.pids() == before
 
