@@ -18,9 +18,21 @@ _PUBLIC = {
     "RoleSpec": ("argosy.config.spec", "RoleSpec"),
     "RunHandle": ("argosy.control.submission", "RunHandle"),
     "submit": ("argosy.control.submission", "submit"),
+    "RunFailed": ("argosy.errors", "RunFailed"),
+    "GenerationChanged": ("argosy.errors", "GenerationChanged"),
 }
 
-__all__ = ["Gang", "RoleSpec", "RunHandle", "RunSpec", "__version__", "join", "submit"]
+__all__ = [
+    "Gang",
+    "GenerationChanged",
+    "RoleSpec",
+    "RunFailed",
+    "RunHandle",
+    "RunSpec",
+    "__version__",
+    "join",
+    "submit",
+]
 
 
 def __getattr__(name: str) -> Any:

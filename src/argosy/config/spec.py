@@ -93,7 +93,7 @@ class RoleSpec(_Spec, frozen=True, kw_only=True):
     cpus: list[int] | None = None
     """CPUs the processes are pinned to, in turn one per process; default: none."""
     threads: int | None = None
-    """OMP_NUM_THREADS and torch's thread count; default for gangs of more than one: 1."""
+    """OMP_NUM_THREADS and torch's thread count; default for gangs of more than one: 1, unless that variable is set."""
     nice: int = 0
     memory_bytes: int | None = None
     """Memory limit of one process with its children, where the host allows it."""

@@ -34,6 +34,7 @@ from argosy.telemetry.logs import LogReader
 logger = logging.getLogger("argosy.http")
 MOST_BODY_BYTES = 16 << 20
 _LINES_PER_PIECE = 2000
+_MOST_EXECS = 1024
 _CLIENT_SECONDS = 10.0
 """How long the client of a new (or found) tied run may take to come."""
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -165,6 +166,8 @@ class HttpApi:
         data = {"attempt": attempt, "argv": body.argv, "tty": body.tty, "env": body.env}
         started = await self._conductor.links.ask(host, "exec", data)
         self._execs[started["attempt"]] = host
+        while len(self._execs) > _MOST_EXECS:
+            del self._execs[next(iter(self._execs))]
         text = f"exec of {body.argv[0]} beside {attempt}"
         self._conductor.note(Note(run=run, attempt=attempt, text=text))
         return _answer(started, 201)

@@ -222,7 +222,7 @@ def test_a_run_from_python_is_the_same(argosy):
         "print(handle.view()['outcome'])\n"
         "try:\n"
         "    argosy.submit({'roles': {'main': {'command': ['sh', '-c', 'exit 5']}}}, wait=True)\n"
-        "except Exception as error:\n"
+        "except argosy.RunFailed as error:\n"
         "    print(type(error).__name__, error.exit_code)\n"
     )
     import subprocess
