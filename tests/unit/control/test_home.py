@@ -71,6 +71,14 @@ def test_a_full_disk_is_refused(tmp_path, monkeypatch):
         home.find_home(environment(tmp_path))
 
 
+def test_a_home_in_use_stays_within_reach_when_its_disk_is_full(tmp_path, monkeypatch):
+    first = home.open_cluster(environment(tmp_path))
+    monkeypatch.setattr(home, "LEAST_FREE_BYTES", 1 << 62)
+    assert home.open_cluster(environment(tmp_path)).directory == first.directory
+    with pytest.raises(HomeError, match="full"):
+        home.check_space(first.home)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a directory away")
 def test_a_directory_of_another_user_is_refused(tmp_path):
     (tmp_path / "home").mkdir()
