@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -59,7 +60,7 @@ class Controller:
         self._conductor = Conductor(
             self._cluster, self._log, agent_wait_seconds=self._agent_wait_seconds
         )
-        count = self._conductor.replay()
+        count = self._replay()
         control.setblocking(False)
         agents = await asyncio.start_unix_server(self._conductor.serve, sock=control)
         logger.info("replayed %d events in %.3f s", count, time.monotonic() - began)
@@ -81,6 +82,15 @@ class Controller:
             close()
         self._log.close()
         return code
+
+    def _replay(self) -> int:
+        # All of it stays: looking for garbage meanwhile, and in it ever after, would double the time.
+        gc.disable()
+        try:
+            return self._conductor.replay()
+        finally:
+            gc.freeze()
+            gc.enable()
 
     async def _serve_http(
         self, shutdown: Shutdown, http: socket.socket | None, tcp: socket.socket | None
