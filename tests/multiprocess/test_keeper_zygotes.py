@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
+
+from argosy.control.keeper.sweep import start_keeper
 
 pytestmark = pytest.mark.multiprocess
 
@@ -232,9 +235,19 @@ def test_a_gang_meets_at_the_store_that_a_helper_hosts(keeper, agent, client, tm
     agent.request("end_run", run="run-1")
 
 
-def test_a_zygote_named_at_the_start_is_warm_before_anybody_asks(make_keeper, client, warm):
-    keeper = make_keeper("--warm", json.dumps(warm))
-    agent = keeper.agent()
+def test_a_zygote_named_at_the_start_is_warm_before_anybody_asks(tmp_path, client, no_leaks, warm):
+    directory, runtime = tmp_path / "cluster", tmp_path / "r"
+    value = "value-of-a-variable"
+    named = {**warm, "env": {**warm.get("env", {}), "TORCH_TOKEN": value}}
+    start_keeper(str(directory), str(runtime), warm=named, options=["--no-services"])
+    agent = client.Agent(str(runtime / "keeper.sock"))
+    pid = agent.welcome["pid"]
+    assert value.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert not [
+        link
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+        if os.path.lexists(link) and "argosy:warm" in os.readlink(link)
+    ]
     client.wait_until(
         lambda: (
             [
@@ -246,6 +259,9 @@ def test_a_zygote_named_at_the_start_is_warm_before_anybody_asks(make_keeper, cl
         ),
         "a ready zygote",
     )
+    agent.request("shutdown")
+    client.wait_until(lambda: not client.is_alive(pid), "the keeper's end")
+    agent.close()
 
 
 def test_idle_zygotes_expire(make_keeper, client, warm):

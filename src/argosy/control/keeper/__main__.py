@@ -24,6 +24,7 @@ from argosy.control.keeper.frames import MOST_AGENT_BYTES, Connection, Message
 from argosy.control.keeper.kernel import (
     become_subreaper,
     raise_open_files,
+    read_memfd,
     set_oom_score,
     set_priority,
 )
@@ -76,7 +77,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--directory", default="", help="the cluster's directory")
     parser.add_argument("--runtime", default="", help="directory of the sockets")
     parser.add_argument("--inherit", type=int, help="descriptor that gives a dead keeper's memfds")
-    parser.add_argument("--warm", help="a zygote to start importing at once (JSON)")
+    parser.add_argument("--warm-fd", type=int, help="a memfd: a zygote to start importing at once")
     parser.add_argument("--containment", default="auto", choices=["auto", *METHODS])
     parser.add_argument(
         "--idle-seconds", type=float, default=IDLE_SECONDS, help="unused zygotes end after this"
@@ -92,7 +93,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _begin(options: argparse.Namespace, directory: str, runtime: str, lock: int) -> int:
-    _close_others({0, 1, 2, lock, options.inherit, options.ready_fd})
+    _close_others({0, 1, 2, lock, options.inherit, options.ready_fd, options.warm_fd})
     records = Records(directory)
     before_us = records.read_keeper()
     for what in sweep_leftovers(directory):
@@ -120,8 +121,10 @@ def _begin(options: argparse.Namespace, directory: str, runtime: str, lock: int)
         parts.links.listen()
         end_survivors(keeper, before_us.get("services") or {}, parts.start_services)
 
-    if options.warm:
-        keeper.loop.soon(lambda: parts.warm(options.warm))
+    if options.warm_fd is not None:
+        warm = read_memfd(options.warm_fd)
+        os.close(options.warm_fd)
+        keeper.loop.soon(lambda: parts.warm(warm))
     if options.inherit is not None:
         receive_inheritance(keeper, options.inherit, serve)
     else:
@@ -196,12 +199,12 @@ class Parts:
         if self.services is not None and not self.keeper.is_ending:
             self.services.start_all()
 
-    def warm(self, spec: str) -> None:
-        """Start the zygote named on the command line."""
+    def warm(self, spec: bytes) -> None:
+        """Start the zygote that whoever started the keeper will want first."""
         try:
             self.zygotes.warm(json.loads(spec))
         except ValueError as error:
-            log(f"--warm is not JSON: {error}")
+            log(f"the zygote to warm is not JSON: {error}")
 
     def shut_down(self, grace_seconds: float = 2.0) -> None:
         """End every attempt, then zygotes and services, then the keeper."""

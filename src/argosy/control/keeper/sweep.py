@@ -147,15 +147,19 @@ def start_keeper(
     os.makedirs(directory, mode=0o700, exist_ok=True)
     log_path = f"{directory}/keeper.log"
     ready_read, ready_write = os.pipe()
-    passed = [ready_write] + ([inherit_fd] if inherit_fd is not None else [])
-    # The child's numbers lie above every source, so that no copy overwrites another.
-    first = max(passed) + 1
-    command = [sys.executable, "-m", "argosy.control.keeper"]
-    command += ["--directory", directory, "--runtime", runtime, "--ready-fd", str(first)]
+    passed = {"--ready-fd": ready_write}
     if inherit_fd is not None:
-        command += ["--inherit", str(first + 1)]
+        passed["--inherit"] = inherit_fd
     if warm is not None:
-        command += ["--warm", json.dumps(warm)]
+        # Not on the command line: it holds values of the environment, and everybody may read that.
+        passed["--warm-fd"] = os.memfd_create("argosy:warm", os.MFD_CLOEXEC)
+        os.write(passed["--warm-fd"], json.dumps(warm).encode())
+    # The child's numbers lie above every source, so that no copy overwrites another.
+    first = max(passed.values()) + 1
+    command = [sys.executable, "-m", "argosy.control.keeper"]
+    command += ["--directory", directory, "--runtime", runtime]
+    for number, option in enumerate(passed, first):
+        command += [option, str(number)]
     command += options or []
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions: list[tuple[Any, ...]] = [
@@ -163,7 +167,9 @@ def start_keeper(
         (os.POSIX_SPAWN_OPEN, 1, log_path, flags, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    actions += [(os.POSIX_SPAWN_DUP2, fd, first + n) for n, fd in enumerate(passed)]
+    actions += [
+        (os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(passed.values(), first)
+    ]
     env = {name: value for name, value in os.environ.items() if name != "ARGOSY_MARK"}
     try:
         # The shell backgrounds it and exits: the keeper is nobody's child, and no fork of this
@@ -178,6 +184,8 @@ def start_keeper(
         ) from None
     finally:
         os.close(ready_write)
+        if warm is not None:
+            os.close(passed["--warm-fd"])
     try:
         _wait_ready(ready_read, runtime, log_path)
     finally:
