@@ -80,6 +80,7 @@ def test_help_says_what_it_does(tmp_path):
 
 
 def test_a_probe_that_hangs_is_ended_with_its_children(tmp_path):
+    before = set(psutil.Process().children())
     pid_file = tmp_path / "pid"
     script = f"sleep 1000 & echo $! > {pid_file}; wait"
     code, _, _, _ = hostchecks.run_child(["sh", "-c", script], timeout_seconds=1.0)
@@ -88,7 +89,8 @@ def test_a_probe_that_hangs_is_ended_with_its_children(tmp_path):
     deadline = time.monotonic() + 10
     while psutil.pid_exists(child) and psutil.Process(child).status() != "zombie":
         assert time.monotonic() < deadline, f"{child} lives on"
-    assert psutil.Process().children() == []
+    left = set(psutil.Process().children()) - before
+    assert {process.pid for process in left} <= {child}, "only a zombie that another test adopts"
 
 
 def test_a_direct_write_reads_back_and_removes_its_file(tmp_path):
