@@ -160,7 +160,8 @@ def bring_up(cluster: Cluster, *, warm: dict[str, Any] | None = None) -> bool:
 
     Leftovers of a dead keeper are swept first. `warm` names a zygote that the keeper begins to make at once.
     """
-    if _answers(cluster.http_socket):
+    # A controller that is dying still accepts: only with a living keeper will somebody answer.
+    if _answers(cluster.keeper_socket) and _answers(cluster.http_socket):
         return False
     check_space(cluster.home)
     from argosy.control.keeper.sweep import start_keeper, sweep_dead_keeper
