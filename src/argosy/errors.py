@@ -65,6 +65,47 @@ class GenerationChanged(ArgosyError):
     exit_code = 75
 
 
+class PeerLost(ArgosyError):
+    """A process that this one waited for has ended; `rank` says which."""
+
+    exit_code = 75
+
+    def __init__(self, rank: int, what: str = "") -> None:
+        text = f"peer lost: rank {rank} has ended" + (f" during {what}" if what else "")
+        super().__init__(text, fix="`argosy why` names the first cause; a new generation goes on")
+        self.rank = rank
+
+
+class TimedOut(ArgosyError):
+    """A bounded wait has reached its deadline; says for whom and for what."""
+
+    exit_code = 75
+
+
+class MismatchError(ArgosyError):
+    """Ranks called different things at the same place; names both ranks and call sites."""
+
+    exit_code = 65
+
+
+class NoRoom(ArgosyError):
+    """An arena, a pool or the host has no memory left for what was asked."""
+
+    exit_code = 71
+
+
+class ArenaGone(ArgosyError):
+    """The arena does not exist any more, or belongs to another run or layout."""
+
+    exit_code = 66
+
+
+class NoRoute(ArgosyError):
+    """No route can move this tensor between these processes."""
+
+    exit_code = 69
+
+
 class InvariantError(ArgosyError):
     """A bug of ours: a decider met an impossible transition; carries the story that led to it."""
 

@@ -23,6 +23,7 @@ _WORDS = (
     "tcpstore",
     "generationchanged",
     "a member left",
+    "peer lost: rank",
 )
 
 

@@ -11,7 +11,7 @@ import os
 from typing import Literal
 
 from argosy.errors import ClusterError, ConfigError, NotFoundError
-from argosy.worker import link as links
+from argosy.protocol import link as links
 
 Scope = Literal["process", "run"]
 _SECONDS = 30.0

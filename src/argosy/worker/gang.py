@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from argosy.errors import ConfigError, GenerationChanged
-from argosy.worker import link as links
+from argosy.protocol import link as links
 
 _JOIN_SECONDS = 30.0
 _REJOIN_SECONDS = 600.0

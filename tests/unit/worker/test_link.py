@@ -8,8 +8,8 @@ import time
 import pytest
 
 from argosy.errors import ClusterError, ConfigError, GenerationChanged, NotFoundError, ProtocolError
+from argosy.protocol import link as links
 from argosy.worker import arenas, gang
-from argosy.worker import link as links
 
 SECONDS = 20.0
 

@@ -1,0 +1,1 @@
+"""Data movement: arenas, exchange, collectives, boxes and plans."""
