@@ -12,6 +12,9 @@
 
 #define ARGOSY_ABI 1
 
+/* The library is built with hidden visibility: what stands in this file is all that is seen outside. */
+#pragma GCC visibility push(default)
+
 /* How a wait ended. */
 enum ag_status {
     AG_OK = 0,
@@ -40,6 +43,9 @@ int32_t ag_abi(void);
 
 /* What the run-time dispatch has chosen, as a text that belongs to the numerics fingerprint ("avx2", "baseline", ...). */
 const char *ag_path(void);
+
+/* For tests: take this path from now on (one of those this CPU can run), or the best one again for NULL or "". AG_BAD if it cannot run here. */
+int32_t ag_force_path(const char *name);
 
 /* Nanoseconds of CLOCK_MONOTONIC, the clock of every deadline here. */
 int64_t ag_now(void);
@@ -78,5 +84,7 @@ int32_t ag_compare_and_swap(_Atomic uint64_t *word, uint64_t expected, uint64_t 
 /* 64-bit store with release and load with acquire, for headers that are set last. */
 void ag_store(_Atomic uint64_t *word, uint64_t value);
 uint64_t ag_load(_Atomic uint64_t *word);
+
+#pragma GCC visibility pop
 
 #endif
