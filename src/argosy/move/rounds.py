@@ -1,0 +1,115 @@
+"""The decisions of an exchange, without memory: what a word means, and what it may become.
+
+The real exchange and its model take every decision from here: whether a slot may be claimed, what a seal says, which slot of the state
+the next version gets, when a version may flip. Nothing is ever reset: each word names the round or version it belongs to. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+from argosy.errors import ConfigError
+from argosy.move.trees import Node
+
+NONE = -1
+_VERSION_BITS, _SLOT_BITS, _EPOCH_BITS = 40, 4, 16
+_MASK = (1 << 64) - 1
+MOST_VERSION = (1 << _VERSION_BITS) - 1
+
+
+class Round(msgspec.Struct, frozen=True, order=True):
+    """One gathering of gradients: from a state version, for a step; a step with several losses has several parts."""
+
+    version: int
+    step: int
+    part: int = 0
+
+    def __post_init__(self) -> None:
+        if not (
+            0 <= self.version < MOST_VERSION and 0 <= self.step < 1 << 60 and 0 <= self.part < 256
+        ):
+            raise ConfigError(
+                f"round of version {self.version}, step {self.step}, part {self.part}",
+                fix="count each from 0; a step has at most 256 parts",
+            )
+
+    @property
+    def tag(self) -> int:
+        """The round as a word, never 0."""
+        return _mix(self.version, self.step, self.part)
+
+    def __str__(self) -> str:
+        part = f", part {self.part}" if self.part else ""
+        return f"step {self.step} from version {self.version}{part}"
+
+
+def seal_of(round: Round, node: Node) -> int:
+    """The word that makes a block valid; 0 is a block that is being written."""
+    return _mix(round.version, round.step, round.part, node.first, node.count)
+
+
+def is_claimable(claim: int, seal: int, is_of_this_round: bool) -> bool:
+    """Whether a slot may be taken: nobody writes to it, and what it holds is of no use in this round."""
+    return claim == 0 and (seal == 0 or not is_of_this_round)
+
+
+def claim_of(owner: int) -> int:
+    """The word of a slot that this owner writes to; 0 is a slot that nobody writes to."""
+    return owner + 1
+
+
+class State(NamedTuple):
+    """The state word: the committed version, its slot, the slot in which the next one is made, and a count of pins taken."""
+
+    version: int
+    slot: int
+    coming: int = NONE
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, word: int) -> State:
+        """What a word says; 0 is version 0 in slot 0."""
+        version = word >> (64 - _VERSION_BITS)
+        slot = (word >> (_SLOT_BITS + _EPOCH_BITS)) & ((1 << _SLOT_BITS) - 1)
+        coming = (word >> _EPOCH_BITS) & ((1 << _SLOT_BITS) - 1)
+        return cls(version, slot, coming - 1, word & ((1 << _EPOCH_BITS) - 1))
+
+    @property
+    def word(self) -> int:
+        """The state as 64 bits."""
+        front = self.version << (64 - _VERSION_BITS) | self.slot << (_SLOT_BITS + _EPOCH_BITS)
+        return front | (self.coming + 1) << _EPOCH_BITS | self.epoch
+
+
+def begun(state: State, pinned: Collection[int], num_slots: int) -> State | None:
+    """The state in which the next version has a slot that is neither the current one nor pinned; None when there is none."""
+    if state.coming != NONE:
+        return state
+    free = (slot for slot in range(num_slots) if slot != state.slot and slot not in pinned)
+    slot = next(free, None)
+    return None if slot is None else state._replace(coming=slot)
+
+
+def flipped(state: State, version: int, done: Collection[int], num_pages: int) -> State | None:
+    """The state with `version` committed; None when it is not the next one, has no slot, or a page is not done."""
+    if state.version + 1 != version or state.coming == NONE or len(done) != num_pages:
+        return None
+    return State(version, state.coming, NONE, state.epoch)
+
+
+def pinning(state: State) -> State:
+    """The state after a pin of the current version: whoever chose a slot without seeing the pin must choose again."""
+    return state._replace(epoch=(state.epoch + 1) & ((1 << _EPOCH_BITS) - 1))
+
+
+def _mix(*numbers: int) -> int:
+    """64 bits of which each depends on every number; odd, so never 0."""
+    value = len(numbers)
+    for number in numbers:
+        value = (value ^ number) * 0x9E3779B97F4A7C15 & _MASK
+        value = (value ^ (value >> 29)) * 0xBF58476D1CE4E5B9 & _MASK
+        value ^= value >> 32
+    return value | 1
