@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 NATIVE = Path("src/argosy/native")
 
 # Results must not depend on the compiler's whims: no contraction to fused multiply-add, never fast-math or -march=native.
-COMPILE = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"]
+COMPILE = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-fast-math"]
 
 setup(
     ext_modules=[

@@ -12,9 +12,6 @@
 
 #define ARGOSY_ABI 1
 
-/* The library is built with hidden visibility: what stands in this file is all that is seen outside. */
-#pragma GCC visibility push(default)
-
 /* How a wait ended. */
 enum ag_status {
     AG_OK = 0,
@@ -61,6 +58,9 @@ void ag_post(_Atomic uint32_t *word, uint32_t value);
 /* Wake every waiter of the word without changing it. */
 void ag_wake(_Atomic uint32_t *word);
 
+/* The word as it is now; acquire. */
+uint32_t ag_peek(_Atomic uint32_t *word);
+
 /* out[i] = inputs[0][i] op inputs[1][i] op ... in exactly this order for every i, whatever the path or the alignment.
  * bf16 and f16 accumulate in f32 and round once at the end. AVG divides by num_inputs (floats only: integers are AG_BAD).
  * PREMUL_SUM multiplies each input by factor first (floats only). out may be one of the inputs, or overlap none. */
@@ -84,7 +84,5 @@ int32_t ag_compare_and_swap(_Atomic uint64_t *word, uint64_t expected, uint64_t 
 /* 64-bit store with release and load with acquire, for headers that are set last. */
 void ag_store(_Atomic uint64_t *word, uint64_t value);
 uint64_t ag_load(_Atomic uint64_t *word);
-
-#pragma GCC visibility pop
 
 #endif

@@ -54,6 +54,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "ag_wait": (_I32, (_POINTER, _U32, _I64, _POINTER, _I64)),
     "ag_post": (None, (_POINTER, _U32)),
     "ag_wake": (None, (_POINTER,)),
+    "ag_peek": (_U32, (_POINTER,)),
     "ag_reduce": (_I32, (_POINTER, _POINTER, _I32, _I64, _I32, _I32, ctypes.c_double)),
     "ag_reduce_tree": (_I32, (_POINTER, _POINTER, _I32, _POINTER, _I32, _I64, _I32)),
     "ag_copy_crc32c": (_U32, (_POINTER, _POINTER, _I64, _U32)),
@@ -114,6 +115,11 @@ def _find() -> tuple[ctypes.CDLL | None, ctypes.PyDLL | None, State]:
     except (OSError, AttributeError) as failure:
         return None, None, State(WITHOUT, f"{found.name} cannot be used: {failure}", rebuild)
     return opened, held, State("", found.name)
+
+
+def forget() -> None:
+    """Look again at the next call: for whoever has changed the switch or the object since the first one."""
+    _find.cache_clear()
 
 
 def declare(

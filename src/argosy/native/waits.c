@@ -151,6 +151,11 @@ void ag_post(_Atomic uint32_t *word, uint32_t value)
     ag_wake(word);
 }
 
+uint32_t ag_peek(_Atomic uint32_t *word)
+{
+    return atomic_load_explicit(word, memory_order_acquire);
+}
+
 int32_t ag_compare_and_swap(_Atomic uint64_t *word, uint64_t expected, uint64_t desired)
 {
     return atomic_compare_exchange_strong_explicit(word, &expected, desired, memory_order_acq_rel, memory_order_acquire);
