@@ -65,6 +65,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Ranks, then observers."""
         return self.most_ranks + self.num_observers
 
+    def name_of(self, owner: int) -> str:
+        """An owner, for people."""
+        is_rank = owner < self.most_ranks
+        return f"rank {owner}" if is_rank else f"observer {owner - self.most_ranks}"
+
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """First element of each parameter in the flat space."""

@@ -21,12 +21,12 @@ class Node(NamedTuple):
     """A contiguous range of lanes that the canonical tree has as a node."""
 
     first: int
-    count: int
+    size: int
 
     @property
     def stop(self) -> int:
         """The lane after the last one."""
-        return self.first + self.count
+        return self.first + self.size
 
 
 class Addition(NamedTuple):
@@ -39,10 +39,10 @@ class Addition(NamedTuple):
 
 def halves(node: Node) -> tuple[Node, Node]:
     """The two children of a node of at least two lanes."""
-    if node.count < 2:
+    if node.size < 2:
         raise ConfigError(f"lane {node.first} alone has no children", fix="split larger nodes")
-    left = 1 << ((node.count - 1).bit_length() - 1)
-    return Node(node.first, left), Node(node.first + left, node.count - left)
+    left = 1 << ((node.size - 1).bit_length() - 1)
+    return Node(node.first, left), Node(node.first + left, node.size - left)
 
 
 def is_node(node: Node, num_lanes: int) -> bool:
@@ -64,7 +64,7 @@ def parent_of(node: Node, num_lanes: int) -> Node:
 def _parent_of(node: Node, num_lanes: int) -> Node | None:
     parent = current = Node(0, num_lanes)
     while current != node:
-        if current.count < 2 or not (current.first <= node.first and node.stop <= current.stop):
+        if current.size < 2 or not (current.first <= node.first and node.stop <= current.stop):
             return None
         parent = current
         left, right = halves(current)
@@ -98,7 +98,7 @@ def blocks_of(first: int, count: int, num_lanes: int) -> list[Node]:
     waiting = nodes_of(first, count, num_lanes)[::-1]
     while waiting:
         node = waiting.pop()
-        if node.count <= 2:
+        if node.size <= 2:
             found.append(node)
         else:
             left, right = halves(node)
@@ -127,7 +127,7 @@ def cover(blocks: Iterable[Node], num_lanes: int) -> list[Node]:
     """The largest of the given nodes, disjoint and in lane order; they cover whatever the given ones cover together."""
     largest: dict[int, Node] = {}
     for node in blocks:
-        if node.first not in largest or largest[node.first].count < node.count:
+        if node.first not in largest or largest[node.first].size < node.size:
             largest[node.first] = node
     found: list[Node] = []
     lane = 0
@@ -152,7 +152,7 @@ def program(blocks: Sequence[Node], num_lanes: int) -> list[int]:
     A value i >= 0 pushes `blocks[i]`, ADD adds the two topmost.
     """
     index = {node: position for position, node in enumerate(blocks)}
-    if sum(node.count for node in blocks) != num_lanes or len(index) != len(blocks):
+    if sum(node.size for node in blocks) != num_lanes or len(index) != len(blocks):
         raise ConfigError(
             f"{len(blocks)} blocks do not cover {num_lanes} lanes exactly once",
             fix="take them from cover(), with no lane missing",
@@ -165,7 +165,7 @@ def program(blocks: Sequence[Node], num_lanes: int) -> list[int]:
             steps.append(ADD)
         elif node in index:
             steps.append(index[node])
-        elif node.count == 1:
+        elif node.size == 1:
             raise ConfigError(
                 f"lane {node.first} is in no block that is a node of the tree",
                 fix="take ranges from nodes_of()",

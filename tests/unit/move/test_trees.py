@@ -23,9 +23,7 @@ def whole_tree(values, first, count):
     left = 1
     while left * 2 < count:
         left *= 2
-    return add32(
-        whole_tree(values, first, left), whole_tree(values, first + left, count - left)
-    )
+    return add32(whole_tree(values, first, left), whole_tree(values, first + left, count - left))
 
 
 def bits(value):

@@ -1,0 +1,432 @@
+"""The exchange of a training step inside a host: gradient blocks in shared slots, ordered sums, votes, and the flip of a version.
+
+Ranks that map the same arena publish blocks of lanes, add pages in the order of the canonical tree from whatever blocks cover the lanes,
+and commit a new version of the state (versions.py). Nobody sends anything; every wait is bounded and ends with PeerLost when a watched
+rank has ended. A process that dies leaves finished blocks, votes and pages valid; what it began is begun again by others.
+Called by the trainer; decides nothing about who computes what.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, TimedOut
+from argosy.move import arenas, kernels, trees
+from argosy.move.broker import Scope
+from argosy.move.gathered import Gathered, add_page, contents_of, gather
+from argosy.move.headers import Block, Headers
+from argosy.move.layout import Layout
+from argosy.move.rounds import NONE, Round
+from argosy.move.trees import Node
+from argosy.move.versions import Versions
+from argosy.move.words import Memory, Progress
+
+_REGION = "exchange"
+_DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
+
+
+def open(name: str, layout: Layout, *, scope: Scope = "run", prefault: bool = True) -> Exchange:
+    """Map the exchange of that name, making it if this is the first process; MismatchError when its layout is another one."""
+    size = layout.places.total
+    arena = arenas.create(name, size, scope=scope, prefault=prefault)
+    if arena.find(_REGION) is None:
+        try:
+            arena.empty((size,), torch.uint8, name=_REGION)
+        except ConfigError:
+            pass  # another process was first
+    return Exchange(arena, layout)
+
+
+class SlotClaim:
+    """A slot that this process writes one block to."""
+
+    def __init__(self, exchange: Exchange, slot: int, round: Round, node: Node) -> None:
+        self._exchange = exchange
+        self.generation = exchange.generation
+        self.slot = slot
+        self.round = round
+        self.node = node
+        self.is_open = True
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """The whole gradient space, float32."""
+        return self._exchange.slot(self.slot)
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """The elements of one parameter, flat."""
+        start, stop = self._exchange.layout.span(name)
+        return self.flat[start:stop]
+
+    def zero(self) -> None:
+        """Set all gradients to zero; before the first lane of the block."""
+        self.flat.zero_()
+
+    def release(self) -> None:
+        """Give the slot back without a block."""
+        if self.is_open:
+            self.is_open = False
+            self._exchange.give_back(self)
+
+
+class Exchange:
+    """One process's part in the exchange; not for several threads at once."""
+
+    def __init__(self, arena: arenas.Arena, layout: Layout) -> None:
+        self.layout = layout
+        self._arena = arena
+        region = arena.tensor(_REGION)
+        if region.numel() != layout.places.total:
+            raise _other_layout(arena.name)
+        self._memory = Memory(region, arena.fileno())
+        self._agree_on_layout()
+        self._progress = Progress(self._memory, layout.places.progress)
+        self._headers = Headers(self._memory, self._progress, layout)
+        self.state = Versions(self._memory, self._progress, layout)
+        """The versions of the state: begin, mark_done, wait_flip, pin, …"""
+        self._slots = [self._map_slot(region, slot) for slot in range(layout.slots)]
+        self._used: list[int] = []
+        self._votes = self._memory.numbers(layout.places.vote_rounds, layout.num_pages)
+        self.rank = NONE
+        self.generation = NONE
+        self._counts = {"blocks": 0, "pages": 0, "read_bytes": 0, "merges": 0}
+
+    # --- membership ---------------------------------------------------------------------------
+
+    def enter(
+        self, generation: int, rank: int, members: Mapping[int, int], *, deadline: float
+    ) -> None:
+        """Take part in a generation as `rank`, and wait until all its members have entered it.
+
+        `members` are ranks with their process descriptors (-1 for this process). Every process that left an earlier generation has been reaped
+        by now: what it had begun is given back. When this returns nobody works for an earlier generation any more.
+        """
+        if rank not in members or not all(0 <= r < self.layout.most_ranks for r in members):
+            raise ConfigError(
+                f"rank {rank} with members {sorted(members)} of at most {self.layout.most_ranks}",
+                fix="name all members, this rank too, within most_ranks",
+            )
+        is_first = self.rank == NONE
+        self.rank = self.state.owner = rank
+        self.generation = generation
+        for owner in range(self.layout.most_ranks):
+            if owner not in members or owner == rank:
+                self._headers.sweep(owner)
+            # Pins under this process's own number are a dead predecessor's when it enters for the first time.
+            if owner not in members or (owner == rank and is_first):
+                self.state.sweep(owner)
+        self._progress.watch(members)
+        self._memory.store(self._entered_at(rank), generation + 1)
+        self._progress.tell()
+        self._progress.wait(
+            lambda: self._all_entered(generation, members),
+            deadline,
+            lambda: self._not_entered(generation, members),
+        )
+
+    def observe(self, number: int) -> None:
+        """Take part as an observer that only reads and pins, such as a writer of checkpoints; an earlier one of this number is dead."""
+        if not 0 <= number < self.layout.num_observers:
+            raise ConfigError(f"observer {number} of {self.layout.num_observers}")
+        self.state.owner = self.layout.most_ranks + number
+        self.state.sweep(self.state.owner)
+
+    def sweep_observer(self, number: int) -> int:
+        """Give back the pins of an observer that is dead; how many there were."""
+        held = self.state.sweep(self.layout.most_ranks + number)
+        self._progress.tell()
+        return held
+
+    # --- blocks -------------------------------------------------------------------------------
+
+    def claim(self, round: Round, node: Node) -> SlotClaim | None:
+        """A slot for the block of these lanes; None when finished blocks have all of them already."""
+        self._check_member()
+        trees.parent_of(node, self.layout.num_lanes)
+        while True:
+            if self._is_finished(round, node):
+                return None
+            slot = self._headers.claim(round, node, self.rank, self._used)
+            if slot is not None:
+                break
+            if not self._make_room(round):
+                raise NoRoom(
+                    f"no slot for lanes {node.first} to {node.stop - 1} of {round}: "
+                    f"all {self.layout.slots} hold blocks that are needed",
+                    fix="make the layout with more num_slots",
+                )
+        if slot not in self._used:
+            self._used.append(slot)
+        return SlotClaim(self, slot, round, node)
+
+    def publish(
+        self,
+        claim: SlotClaim,
+        *,
+        touched: Sequence[str] | frozenset[str] | None = None,
+        terms: dict[str, tuple[float, float]] | None = None,
+        extra: bytes = b"",
+    ) -> Block:
+        """The block is finished: from now on it counts, whatever happens to this process.
+
+        `touched`: parameters that got a gradient (all, if None); `terms`: (sum, count) by name.
+        """
+        contents = contents_of(self.layout, touched, terms, extra)
+        if claim.generation != self.generation or not claim.is_open:
+            raise GenerationChanged(
+                f"the claim of lanes {claim.node.first} to {claim.node.stop - 1} is of generation "
+                f"{claim.generation}, this is {self.generation}",
+                fix="claim the lanes again",
+            )
+        claim.is_open = False
+        block = self._headers.finish(claim.slot, claim.round, claim.node, contents)
+        self._counts["blocks"] += 1
+        self._progress.tell()
+        return block
+
+    def give_back(self, claim: SlotClaim) -> None:
+        """Release a claim without a block."""
+        if claim.generation == self.generation:
+            self._headers.release(claim.slot, self.rank)
+
+    def published(self, round: Round) -> list[Block]:
+        """The finished blocks of a round that nobody else's contain, in lane order."""
+        return self._headers.cover(round)
+
+    def missing(self, round: Round) -> list[int]:
+        """The lanes of a round that no finished block has."""
+        nodes = [block.node for block in self._headers.blocks(round)]
+        return trees.missing(nodes, self.layout.num_lanes)
+
+    def wait_lanes(
+        self, round: Round, *, deadline: float, owners: Sequence[int] | None = None
+    ) -> Gathered:
+        """Wait until finished blocks have all lanes. `owners` (a rank per lane) are named when the wait ends in vain."""
+        found: list[Gathered] = []
+
+        def is_complete() -> bool:
+            found[:] = self._try_gather(round)
+            return bool(found)
+
+        self._progress.wait(is_complete, deadline, lambda: self._no_lanes(round, owners))
+        return found[0]
+
+    # --- sums and votes -----------------------------------------------------------------------
+
+    def reduce(self, gathered: Gathered, pages: Sequence[int], out: torch.Tensor) -> list[float]:
+        """Add these pages over all lanes into the same places of `out`, a flat float32 tensor; the sums of squares, by page.
+
+        Reads each block once. A sum that is infinite or NaN says that the page has such an element. GenerationChanged when blocks
+        were overwritten meanwhile: only a new generation that begins the step again does that.
+        """
+        self._check_out(out)
+        while True:
+            partials = self._add(gathered, pages, out)
+            try:
+                self._headers.check(gathered.blocks)
+                return partials
+            except GenerationChanged:
+                # Two of them may have been added into one to make room for a block that somebody computed twice.
+                again = self._try_gather(gathered.round)
+                if not again:
+                    raise
+                gathered = again[0]
+
+    def _add(self, gathered: Gathered, pages: Sequence[int], out: torch.Tensor) -> list[float]:
+        inputs = [self._slots[block.slot] for block in gathered.blocks]
+        partials = []
+        for page in pages:
+            start, stop = self.layout.bounds(page)
+            slices = [flat[start:stop] for flat in inputs]
+            partials.append(add_page(out[start:stop], slices, gathered.program))
+            self._counts["read_bytes"] += 4 * (stop - start) * len(slices)
+        self._counts["pages"] += len(pages)
+        return partials
+
+    def vote(self, round: Round, pages: Sequence[int], partials: Sequence[float]) -> None:
+        """Say what these pages add to the global norm; a page that is not finite votes with that."""
+        places = self.layout.places
+        for page, partial in zip(pages, partials, strict=True):
+            (bits,) = _WORD.unpack(_DOUBLE.pack(partial))
+            self._memory.store(places.vote_values + 8 * page, bits)
+            self._memory.store(places.vote_rounds + 8 * page, round.tag)
+        self._progress.tell()
+
+    def unvoted(self, round: Round, pages: Sequence[int] | None = None) -> list[int]:
+        """The pages (of all, or of these) whose vote is missing."""
+        without = np.flatnonzero(self._votes != round.tag).tolist()
+        return without if pages is None else sorted(set(without) & set(pages))
+
+    def wait_votes(
+        self, round: Round, *, deadline: float, pages: Sequence[int] | None = None
+    ) -> list[float]:
+        """The votes of all pages (or of these, if a round concerns some parameters only), in page order."""
+
+        def is_voted() -> bool:
+            if not self.unvoted(round, pages):
+                return True
+            if self.state.current()[0] > round.version:
+                raise GenerationChanged(
+                    f"{round} was finished without this process",
+                    fix="go on from the committed version",
+                )
+            return False
+
+        self._progress.wait(is_voted, deadline, lambda: self._no_votes(round, pages))
+        self._progress.fence()
+        places = self.layout.places
+        values = self._memory.numbers(places.vote_values, self.layout.num_pages).view(np.float64)
+        chosen = values if pages is None else values[np.asarray(sorted(pages), dtype=np.int64)]
+        return [float(value) for value in chosen]
+
+    # --- the rest -----------------------------------------------------------------------------
+
+    def slot(self, number: int) -> torch.Tensor:
+        """The gradient space of a slot."""
+        return self._slots[number]
+
+    def statistics(self) -> dict[str, float]:
+        """Counts of this process, for telemetry."""
+        return {
+            **self._counts,
+            "waits": self._progress.num_waits,
+            "waited_seconds": self._progress.waited_seconds,
+            "slots_used": len(self._used),
+        }
+
+    def close(self) -> None:
+        """Give up the claims of this process and the mapping; views of slots keep their memory."""
+        if self.rank != NONE:
+            self._headers.sweep(self.rank)
+        if self.state.owner != NONE:
+            self.state.sweep(self.state.owner)
+        self._arena.close()
+
+    def _is_finished(self, round: Round, node: Node) -> bool:
+        blocks = [block.node for block in self._headers.blocks(round)]
+        return all(lane < node.first for lane in trees.missing(blocks, node.stop))
+
+    def _try_gather(self, round: Round) -> list[Gathered]:
+        """What covers all lanes, as a list of one, or an empty list."""
+        blocks = self._headers.cover(round)
+        if sum(block.node.size for block in blocks) != self.layout.num_lanes:
+            return []
+        try:
+            contents = [self._headers.contents(block) for block in blocks]
+        except GenerationChanged:
+            return []
+        return [gather(round, blocks, contents, self.layout)]
+
+    def _make_room(self, round: Round) -> bool:
+        """Add two finished siblings into one slot, so that the other is free; False when there are none.
+
+        Only called while lanes are missing: nobody can be adding up all of them then.
+        """
+        blocks = {block.node: block for block in self._headers.blocks(round)}
+        for node, left in blocks.items():
+            parent = trees.parent_of(node, self.layout.num_lanes)
+            if parent.size < 2 or parent == node:
+                continue
+            first, second = trees.halves(parent)
+            if node == first and second in blocks and self._merge(round, left, blocks[second]):
+                return True
+        return False
+
+    def _merge(self, round: Round, left: Block, right: Block) -> bool:
+        headers = self._headers
+        if not headers.claim_block(left, self.rank):
+            return False
+        if not headers.claim_block(right, self.rank):
+            headers.release(left.slot, self.rank)
+            return False
+        contents = headers.contents(left).plus(headers.contents(right))
+        headers.retake(left, self.rank)
+        into, other = self._slots[left.slot], self._slots[right.slot]
+        kernels.reduce(into, [into, other])
+        parent = trees.parent_of(left.node, self.layout.num_lanes)
+        headers.finish(left.slot, round, parent, contents)
+        headers.invalidate(right)
+        headers.release(right.slot, self.rank)
+        self._counts["merges"] += 1
+        return True
+
+    def _map_slot(self, region: torch.Tensor, slot: int) -> torch.Tensor:
+        places = self.layout.places
+        start = places.slots + slot * places.slot_bytes
+        return region[start : start + 4 * self.layout.num_elements].view(torch.float32)
+
+    def _agree_on_layout(self) -> None:
+        at, digest = self.layout.places.digest, self.layout.digest
+        self._memory.swap(at, 0, digest)
+        if self._memory.load(at) != digest:
+            raise _other_layout(self._arena.name)
+
+    def _entered_at(self, rank: int) -> int:
+        return self.layout.places.entered + 64 * rank
+
+    def _all_entered(self, generation: int, members: Mapping[int, int]) -> bool:
+        entered = [self._memory.load(self._entered_at(rank)) - 1 for rank in members]
+        if max(entered) > generation:
+            raise GenerationChanged(
+                f"generation {max(entered)} has begun, this process enters {generation}",
+                fix="ask for the current generation and enter that",
+            )
+        return min(entered) == generation
+
+    def _not_entered(self, generation: int, members: Mapping[int, int]) -> TimedOut:
+        late = [r for r in members if self._memory.load(self._entered_at(r)) != generation + 1]
+        return TimedOut(
+            f"ranks {late} have not entered generation {generation}",
+            fix="they are slow or gone: `argosy stacks`",
+        )
+
+    def _check_member(self) -> None:
+        if self.rank == NONE:
+            raise ConfigError("this process is in no generation yet", fix="call enter() first")
+
+    def _check_out(self, out: torch.Tensor) -> None:
+        size = self.layout.num_elements
+        if out.dtype != torch.float32 or out.dim() != 1 or out.numel() != size:
+            raise ConfigError(
+                f"out is {out.dtype} of {tuple(out.shape)}",
+                fix=f"give a flat float32 tensor of {size} elements",
+            )
+
+    def _no_lanes(self, round: Round, owners: Sequence[int] | None) -> TimedOut:
+        missing = self.missing(round)
+        writing = {
+            lane: owner
+            for owner, node in self._headers.claims(round)
+            for lane in range(node.first, node.stop)
+        }
+        told = []
+        for lane in missing[:8]:
+            if lane in writing:
+                told.append(f"{lane} (rank {writing[lane]} is writing it)")
+            elif owners is not None:
+                told.append(f"{lane} (of rank {owners[lane]})")
+            else:
+                told.append(f"{lane} (nobody is writing it)")
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return TimedOut(
+            f"{round}: lanes {', '.join(told)}{more} are missing",
+            fix="their owners are slow or gone: `argosy stacks`",
+        )
+
+    def _no_votes(self, round: Round, pages: Sequence[int] | None) -> TimedOut:
+        missing = self.unvoted(round, pages)
+        return TimedOut(
+            f"{round}: the votes of {len(missing)} pages are missing, the first is {missing[:1]}",
+            fix="their owners are slow or gone: `argosy stacks`",
+        )
+
+
+def _other_layout(name: str) -> MismatchError:
+    return MismatchError(
+        f"exchange {name!r} exists with another layout (lanes, ranks, parameters or terms differ)",
+        fix="give every process the same model and lanes, or use another name",
+    )

@@ -1,0 +1,246 @@
+"""Versions of the state: which slot holds the committed one, where the next one is made, when it flips, who still reads an old one.
+
+Only words live here, never the state itself: the trainer keeps its tensors in arenas, one set per state slot. Pages say which version they
+are done or refreshed for, so nothing is reset and everything can be redone by another owner after a crash. The flip is one
+compare-and-swap, done by whoever sees all pages done. Part of exchange.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from argosy.errors import ConfigError, GenerationChanged, InvariantError, TimedOut
+from argosy.move import rounds
+from argosy.move.layout import Layout
+from argosy.move.rounds import NONE, State
+from argosy.move.words import Memory, Numbers, Progress
+
+_LINE = 64
+
+
+class Versions:
+    """The versions of one exchange, as one process sees them."""
+
+    def __init__(self, memory: Memory, progress: Progress, layout: Layout) -> None:
+        places = layout.places
+        self._memory = memory
+        self._progress = progress
+        self._layout = layout
+        self._places = places
+        self._pin_bytes = (layout.num_versions * 8 + _LINE - 1) // _LINE * _LINE
+        self._done = memory.numbers(places.done, layout.num_pages)
+        self._refreshed = memory.numbers(places.refreshed, layout.num_pages)
+        self.owner = NONE
+
+    def current(self) -> tuple[int, int]:
+        """(version, slot) that is committed."""
+        state = self._state()
+        return state.version, state.slot
+
+    def install(self, version: int) -> bool:
+        """Begin a fresh exchange at `version` in slot 0, after a load from disk; whether it was fresh."""
+        if not 0 <= version < rounds.MOST_VERSION:
+            raise ConfigError(f"version {version}", fix="count versions from 0")
+        if not self._memory.swap(self._places.state, 0, State(version, 0).word):
+            return False
+        self._progress.tell()
+        return True
+
+    def begin(self, version: int, *, deadline: float) -> int:
+        """The slot in which `version` is made: the same for all who ask, neither the committed one nor a pinned one.
+
+        While every other slot is pinned this waits for one; TimedOut names who pins them.
+        """
+        found: list[int] = []
+
+        def has_begun() -> bool:
+            found[:] = self._try_begin(version)
+            return bool(found)
+
+        self._progress.wait(has_begun, deadline, lambda: self._all_pinned(version))
+        return found[0]
+
+    def mark_done(self, version: int, pages: Iterable[int]) -> None:
+        """These pages of `version` are written. Whoever completes them should call `try_flip`."""
+        for page in pages:
+            self._memory.store(self._places.done + 8 * self._checked(page), version)
+        self._progress.tell()
+
+    def undone(self, version: int) -> list[int]:
+        """The pages that are not written yet for `version`."""
+        return np.flatnonzero(self._done < version).tolist()
+
+    def try_flip(self, version: int) -> bool:
+        """Commit `version` if all its pages are done; whether it is committed now, by whomever."""
+        while True:
+            state = self._state()
+            if state.version >= version:
+                return True
+            done = self._all_at(self._done, self._places.done, version)
+            after = rounds.flipped(state, version, done, self._layout.num_pages)
+            if after is None:
+                return False
+            if self._memory.swap(self._places.state, state.word, after.word):
+                self._progress.tell()
+                return True
+
+    def wait_flip(self, version: int, *, deadline: float) -> int:
+        """Wait until `version` is committed, committing it if need be; its slot.
+
+        GenerationChanged when a later version is committed already: this process was left behind.
+        """
+        self._progress.wait(
+            lambda: self.try_flip(version), deadline, lambda: self._not_done(version)
+        )
+        committed, slot = self.current()
+        if committed != version:
+            raise GenerationChanged(
+                f"version {committed} is committed, and this process waited for {version}",
+                fix="enter the current generation and go on from its version",
+            )
+        return slot
+
+    def mark_refreshed(self, version: int, pages: Iterable[int]) -> None:
+        """The weights of these pages are those of `version`."""
+        for page in pages:
+            self._memory.store(self._places.refreshed + 8 * self._checked(page), version + 1)
+        self._progress.tell()
+
+    def unrefreshed(self, version: int) -> list[int]:
+        """The pages whose weights are not yet those of `version`."""
+        return np.flatnonzero(self._refreshed < version + 1).tolist()
+
+    def wait_refreshed(
+        self, version: int, *, deadline: float, weights: torch.Tensor | None = None
+    ) -> None:
+        """Wait until all weights are those of `version`. `weights` is for exchanges between hosts: here all share one copy."""
+        self._progress.wait(
+            lambda: bool(self._all_at(self._refreshed, self._places.refreshed, version + 1)),
+            deadline,
+            lambda: self._not_refreshed(version),
+        )
+
+    # --- pins ---------------------------------------------------------------------------------
+
+    def pin(self, version: int | None = None) -> tuple[int, int]:
+        """Keep the committed version (and refuse if it is not `version`): its slot is not reused until `unpin`.
+
+        Returns (version, slot). A pin belongs to this process's rank or observer number; again is fine.
+        """
+        owner = self._owned()
+        while True:
+            state = self._state()
+            if version is not None and state.version != version:
+                raise GenerationChanged(
+                    f"version {version} cannot be pinned: version {state.version} is committed",
+                    fix="pin the committed version, right after wait_flip",
+                )
+            at = self._pin_at(owner, state.slot)
+            before = self._memory.load(at)
+            self._memory.store(at, state.version + 1)
+            # Whoever has chosen a slot without seeing this pin fails to commit the choice: the word has changed.
+            if self._memory.swap(self._places.state, state.word, rounds.pinning(state).word):
+                return state.version, state.slot
+            self._memory.store(at, before)
+
+    def unpin(self, version: int) -> None:
+        """Give a pin of this process back; one that is not there is fine."""
+        owner = self._owned()
+        for slot in range(self._layout.num_versions):
+            at = self._pin_at(owner, slot)
+            if self._memory.load(at) == version + 1:
+                self._memory.store(at, 0)
+        self._progress.tell()
+
+    def pins(self) -> dict[int, list[tuple[int, int]]]:
+        """(version, slot) of all pins, by owner."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for owner in range(self._layout.num_owners):
+            for slot in range(self._layout.num_versions):
+                word = self._memory.load(self._pin_at(owner, slot))
+                if word:
+                    found.setdefault(owner, []).append((word - 1, slot))
+        return found
+
+    def sweep(self, owner: int) -> int:
+        """Give back all pins of an owner that is dead; how many there were."""
+        held = 0
+        for slot in range(self._layout.num_versions):
+            at = self._pin_at(owner, slot)
+            if self._memory.load(at):
+                self._memory.store(at, 0)
+                held += 1
+        return held
+
+    # --- words --------------------------------------------------------------------------------
+
+    def _state(self) -> State:
+        return State.of(self._memory.load(self._places.state))
+
+    def _try_begin(self, version: int) -> list[int]:
+        """The slot, as a list of one, or an empty list while all others are pinned."""
+        while True:
+            state = self._state()
+            if state.version + 1 != version:
+                raise InvariantError(
+                    f"version {version} cannot begin: version {state.version} is committed"
+                )
+            pinned = {slot for held in self.pins().values() for _, slot in held}
+            after = rounds.begun(state, pinned, self._layout.num_versions)
+            if after is None:
+                return []
+            if after == state or self._memory.swap(self._places.state, state.word, after.word):
+                return [after.coming]
+
+    def _all_at(self, words: Numbers, offset: int, value: int) -> Sequence[int]:
+        """All pages, when every word has reached `value`; else none. What was written before those words is then visible."""
+        if not bool((words >= value).all()):
+            return ()
+        self._progress.fence()
+        return range(len(words))
+
+    def _pin_at(self, owner: int, slot: int) -> int:
+        return self._places.pins + owner * self._pin_bytes + 8 * slot
+
+    def _owned(self) -> int:
+        if self.owner == NONE:
+            raise ConfigError(
+                "this process has no place in the exchange yet", fix="call enter() or observe()"
+            )
+        return self.owner
+
+    def _checked(self, page: int) -> int:
+        if not 0 <= page < self._layout.num_pages:
+            raise ConfigError(f"page {page} of {self._layout.num_pages}", fix="use layout.pages_of")
+        return page
+
+    def _all_pinned(self, version: int) -> TimedOut:
+        held = ", ".join(
+            f"{self._layout.name_of(owner)}: " + ", ".join(f"version {v}" for v, _ in pins)
+            for owner, pins in self.pins().items()
+        )
+        return TimedOut(
+            f"no slot for version {version}: all others are pinned ({held})",
+            fix="let snapshots finish sooner, sweep dead owners, or give num_versions more slots",
+        )
+
+    def _not_done(self, version: int) -> TimedOut:
+        return TimedOut(
+            f"version {version} is not committed: pages {_few(self.undone(version))} are not done",
+            fix="their owners are slow or gone: `argosy stacks`",
+        )
+
+    def _not_refreshed(self, version: int) -> TimedOut:
+        pages = _few(self.unrefreshed(version))
+        return TimedOut(
+            f"weights of version {version}: pages {pages} are not refreshed",
+            fix="their owners are slow or gone: `argosy stacks`",
+        )
+
+
+def _few(numbers: list[int]) -> str:
+    text = ", ".join(map(str, numbers[:8]))
+    return f"{text} and {len(numbers) - 8} more" if len(numbers) > 8 else text

@@ -1,0 +1,120 @@
+"""The shared words of an exchange: 64 bits each, loaded, stored and swapped with the orderings that the protocol needs.
+
+One word counts progress: it is raised after every event, and whoever waits sleeps on it. Waits are bounded by a deadline and by the
+lives of the watched peers, and look at their condition again at short intervals: an event whose author died before he could tell is seen all the same.
+Used by headers.py, versions.py and exchange.py; knows nothing of what the words mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from argosy.errors import PeerLost, TimedOut
+from argosy.move import waits
+
+Numbers = npt.NDArray[np.uint64]
+_LOOK_SECONDS = 0.05
+
+
+class Memory:
+    """Words of one region of shared memory, by byte offset."""
+
+    def __init__(self, region: torch.Tensor, descriptor: int) -> None:
+        self.region = region
+        self._descriptor = descriptor
+        self._address = region.data_ptr()
+        self._bytes = region.numpy()
+
+    def load(self, offset: int) -> int:
+        """Acquire: what was written before the word was stored is seen after this."""
+        return waits.load(self._address + offset)
+
+    def store(self, offset: int, value: int) -> None:
+        """Release: what was written before this is seen by whoever loads the word."""
+        waits.store(self._address + offset, value)
+
+    def swap(self, offset: int, expected: int, desired: int) -> bool:
+        """Compare-and-swap; whether it was done. A word that is swapped is never stored."""
+        return waits.compare_and_swap(
+            self._address + offset, expected, desired, descriptor=self._descriptor
+        )
+
+    def numbers(self, offset: int, count: int) -> Numbers:
+        """A live view of words, without any ordering: to look for what is then loaded properly."""
+        return self._bytes[offset : offset + 8 * count].view(np.uint64)
+
+    def address_of(self, offset: int) -> int:
+        """Address in this process."""
+        return self._address + offset
+
+
+class Progress:
+    """The word that counts events, and the waits for them."""
+
+    def __init__(self, memory: Memory, offset: int) -> None:
+        self._memory = memory
+        self._offset = offset
+        self._address = memory.address_of(offset)
+        self._peers: waits.Peers | None = None
+        self.num_waits = 0
+        self.waited_seconds = 0.0
+
+    def watch(self, members: Mapping[int, int]) -> None:
+        """From now on waits end with PeerLost when one of these ranks ends; values are process descriptors, -1 for this process."""
+        self._peers = waits.Peers(list(members.values()), ranks=list(members))
+
+    def tell(self) -> None:
+        """Something has happened: wake all who wait. Also a full fence."""
+        memory, offset = self._memory, self._offset
+        while True:
+            seen = memory.load(offset)
+            if memory.swap(offset, seen, (seen + 1) & ((1 << 64) - 1)):
+                break
+        waits.wake(self._address)
+
+    def fence(self) -> None:
+        """Reads and writes before this are done before those after it."""
+        waits.wake(self._address)
+
+    def wait(
+        self, condition: Callable[[], bool], deadline: float, explain: Callable[[], TimedOut]
+    ) -> None:
+        """Return when the condition holds; PeerLost when a watched rank has ended first, `explain()` at the deadline."""
+        if condition():
+            return
+        self.num_waits += 1
+        started = time.monotonic()
+        try:
+            self._wait(condition, deadline, explain)
+        finally:
+            self.waited_seconds += time.monotonic() - started
+
+    def _wait(
+        self, condition: Callable[[], bool], deadline: float, explain: Callable[[], TimedOut]
+    ) -> None:
+        while True:
+            # The low half of the word (little-endian) is what sleepers sleep on; it is read before the condition is.
+            seen = self._memory.load(self._offset) & 0xFFFFFFFF
+            if condition():
+                return
+            now = time.monotonic()
+            if now >= deadline:
+                raise explain()
+            try:
+                waits.wait(
+                    self._address,
+                    (seen + 1) & 0xFFFFFFFF,
+                    peers=self._peers,
+                    deadline=min(deadline, now + _LOOK_SECONDS),
+                )
+            except TimedOut:
+                pass  # the condition decides, not the clock of one slice
+            except PeerLost as lost:
+                if condition():
+                    return  # its last act may have been what was waited for
+                raise PeerLost(lost.rank, str(explain().what))
