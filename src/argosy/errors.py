@@ -33,6 +33,10 @@ class NotFoundError(ArgosyError):
     exit_code = 66
 
 
+class ForgottenError(NotFoundError):
+    """The run has ended so long ago that only its directory is left."""
+
+
 class ClusterError(ArgosyError):
     """The local cluster cannot be started or reached."""
 

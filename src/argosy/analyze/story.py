@@ -171,5 +171,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
         f"{'kill' if f.get('hard') else 'stop'} requested: {f.get('reason') or 'by a client'}"
     ),
     "run.ended": _ended,
+    "runs.forgotten": lambda f, w: f"{len(f['runs'])} runs that ended long ago were forgotten",
     "note": lambda f, w: f"{f.get('level', 'info')}: {f['text']}",
 }

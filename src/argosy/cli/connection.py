@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from argosy.control.home import Cluster, open_cluster
 from argosy.control.submission import controller_client, reach
-from argosy.errors import ConfigError, NotFoundError
+from argosy.errors import ConfigError, ForgottenError, NotFoundError
 from argosy.protocol.httpclient import unreachable
 
 MOST_LISTED = 10_000
@@ -58,6 +58,9 @@ class Controller:
             view: dict[str, Any] = self.get(f"/v1/runs/{quote(word, safe='')}")
             if view["run"] == word or not named:
                 return view
+        except ForgottenError as error:
+            if not named:
+                raise error
         except NotFoundError:
             pass
         if named:

@@ -50,7 +50,9 @@ class Conductor:
     ) -> None:
         self.cluster = cluster
         self.log = log
-        self.coordinator = Coordinator(runs_directory=cluster.runs, seed=os.urandom(8).hex())
+        self.coordinator = Coordinator(
+            runs_directory=cluster.runs, seed=os.urandom(8).hex(), gaps_below=log.mark
+        )
         self.tally = Tally()
         self.blobs = Blobs(self.tally)
         self.links = AgentLinks(self._received, self._left)

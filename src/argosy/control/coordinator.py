@@ -19,12 +19,13 @@ from argosy.control import views
 from argosy.control.commands import check_secrets, name_of, target_of, without_values
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
-from argosy.control.launching import want_of
-from argosy.control.observing import facts_of, note_of
+from argosy.control.launching import wants_of
+from argosy.control.observing import facts_of, leftovers, lost_with_old_keeper, note_of
 from argosy.control.placement import Placement
 from argosy.control.queue import Queue
+from argosy.control.retention import KEEP_ENDED, Retention
 from argosy.control.supervisor import Supervisor
-from argosy.errors import InvariantError, NotFoundError
+from argosy.errors import InvariantError
 from argosy.protocol.facts import (
     AnyFact,
     AttemptExited,
@@ -41,6 +42,7 @@ from argosy.protocol.facts import (
     Note,
     RunAdmitted,
     RunEnded,
+    RunsForgotten,
     RunSubmitted,
     StopRequested,
 )
@@ -50,8 +52,6 @@ from argosy.protocol.messages import (
     FromController,
     Hello,
     Report,
-    Reserve,
-    Wants,
     Welcome,
 )
 
@@ -71,7 +71,15 @@ class Outputs:
 class Coordinator:
     """All runs, hosts and the queue of one cluster."""
 
-    def __init__(self, *, runs_directory: str, seed: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        runs_directory: str,
+        seed: str = "",
+        keep_ended: int = KEEP_ENDED,
+        gaps_below: int = 0,
+    ) -> None:
+        """`seed` goes into run ids; `gaps_below`: the log has deleted events of forgotten runs, all below this number."""
         self.runs_directory = runs_directory
         self.seed = seed
         self.seq = 0
@@ -80,9 +88,11 @@ class Coordinator:
         self.keepers: dict[str, str] = {}
         self.placement = Placement()
         self.queue = Queue(self.placement)
-        self.pending: dict[str, tuple[str, str]] = {}
-        """Accepted commands without an outcome: id -> (verb, target)."""
+        self.retention = Retention(keep_ended)
+        self.pending: dict[str, tuple[str, str, str]] = {}
+        """Accepted commands without an outcome: id -> (verb, target, run)."""
         self.counts = {"queued": 0, "running": 0, "ended": 0}
+        self._gaps_below = gaps_below
         self._cursors: dict[str, int] = {}
         self._dirty: dict[str, None] = {}
         self._touched: dict[str, None] = {}
@@ -118,10 +128,11 @@ class Coordinator:
         self._begin(now)
         name = spec.name or name_of(spec)
         command = f"c{self.seq + 1}"
-        self._emit(now, CommandAccepted(command=command, verb="submit", target=name))
+        first = self._next_run()
+        self._emit(now, CommandAccepted(command=command, verb="submit", target=name, about=first))
         runs: list[str] = []
         for index in range(spec.array) if spec.array else [None]:
-            run = run_id(len(self.runs) + 1, self.seed)
+            run = self._next_run()
             full_name = name if index is None else f"{name}[{index}]"
             self._emit(
                 now,
@@ -142,8 +153,11 @@ class Coordinator:
                 ),
             )
             runs.append(run)
-        self._emit(now, CommandDone(command=command, outcome="ok"))
+        self._emit(now, CommandDone(command=command, outcome="ok", about=first))
         return runs, self._settle(now)
+
+    def _next_run(self) -> str:
+        return run_id(self.retention.num_submitted + 1, self.seed)
 
     def stop(
         self,
@@ -161,7 +175,7 @@ class Coordinator:
         self._begin(now)
         command = f"c{self.seq + 1}"
         verb = "kill" if hard else "stop"
-        self._emit(now, CommandAccepted(command=command, verb=verb, target=target))
+        self._emit(now, CommandAccepted(command=command, verb=verb, target=target, about=run))
         stop = supervisor.stop
         if supervisor.ended is None and role is None and (stop is None or hard > stop.hard):
             why = reason or f"{verb} was asked for"
@@ -193,7 +207,8 @@ class Coordinator:
         self._begin(now)
         while self._deadlines and self._deadlines[0][0] <= now:
             _at, run = heappop(self._deadlines)
-            self._dirty[run] = None
+            if run in self.runs:
+                self._dirty[run] = None
         for host in self._unconfirmed:
             at = self.hosts[host].resend_at
             if at is not None and at <= now:
@@ -237,7 +252,8 @@ class Coordinator:
         state.pid = hello.pid
         state.seen_at = now
         state.connect()
-        self._lose_old(now, state)
+        for lost in lost_with_old_keeper(self.runs, state, now):
+            self._emit(now, lost)
         self._release_leftovers(now, state, hello)
         welcome = Welcome(
             version=PROTOCOL_VERSION,
@@ -247,35 +263,8 @@ class Coordinator:
         self._outputs.messages.append((host, welcome))
         self._touched[host] = None
 
-    def _lose_old(self, now: float, state: HostWants) -> None:
-        """What an earlier keeper of the host had is gone."""
-        for name in state.attempts():
-            supervisor = self.runs[run_of(name)]
-            attempt = supervisor.attempts[name]
-            if attempt.is_alive and attempt.keeper != state.keeper:
-                self._emit(
-                    now,
-                    AttemptExited(
-                        attempt=name,
-                        run=supervisor.run,
-                        lost=True,
-                        error=f"its keeper {attempt.keeper} is gone",
-                        at=now,
-                    ),
-                )
-
     def _release_leftovers(self, now: float, state: HostWants, hello: Hello) -> None:
-        """Attempts and runs that the host still holds and nobody wants any more."""
-        attempts, runs = [], []
-        for name in hello.alive:
-            supervisor = self.runs.get(run_of(name))
-            attempt = supervisor.attempts.get(name) if supervisor is not None else None
-            if attempt is None or not attempt.is_alive:
-                attempts.append(name)
-        for run in hello.runs:
-            supervisor = self.runs.get(run)
-            if supervisor is None or supervisor.ended is not None:
-                runs.append(run)
+        attempts, runs = leftovers(self.runs, hello)
         if not attempts and not runs:
             return
         # The note also gives these wants a version that the host has not seen.
@@ -328,29 +317,7 @@ class Coordinator:
             state.finish(name, self.seq)
 
     def _send_wants(self, now: float, state: HostWants) -> None:
-        attempts, runs = state.changed_since(state.sent)
-        wants = []
-        for name, version in attempts:
-            supervisor = self.runs.get(run_of(name))
-            attempt = supervisor.attempts.get(name) if supervisor is not None else None
-            if supervisor is None or attempt is None:
-                wants.append(views.gone(name, version))
-            else:
-                wants.append(want_of(supervisor, attempt, version, self.runs_directory))
-        reserves = []
-        for run, version in runs:
-            supervisor = self.runs.get(run)
-            is_over = supervisor is None or supervisor.ended is not None
-            ports = {} if supervisor is None or is_over else supervisor.wanted_ports(state.host)
-            if is_over or ports:
-                reserves.append(Reserve(run=run, version=version, ports=ports))
-        message = Wants(
-            since=state.sent,
-            version=state.version,
-            keeper=state.keeper,
-            wants=wants,
-            reserves=reserves,
-        )
+        message = wants_of(state, self.runs, self.runs_directory)
         self._outputs.messages.append((state.host, message))
         state.sent = state.version
         state.sent_at = now
@@ -364,10 +331,10 @@ class Coordinator:
             return
         self._has_resumed = True
         self._is_queue_dirty = True
-        for command, (verb, _target) in list(self.pending.items()):
+        for command, (verb, _target, run) in list(self.pending.items()):
             if verb == "submit":
                 outcome = "interrupted: the controller was restarted"
-                self._emit(now, CommandDone(command=command, outcome=outcome))
+                self._emit(now, CommandDone(command=command, outcome=outcome, about=run))
 
     def _emit(self, now: float, fact: Fact, source: tuple[str, int] | None = None) -> None:
         event = Event(seq=self.seq + 1, at=now, fact=_any(fact), source=source)
@@ -375,7 +342,7 @@ class Coordinator:
         self._outputs.events.append(event)
 
     def _fold(self, event: Event) -> None:
-        if event.seq != self.seq + 1:
+        if event.seq != self.seq + 1 and not self.seq < event.seq <= self._gaps_below:
             raise InvariantError(f"event {event.seq} follows {self.seq}")
         self.seq = event.seq
         if event.source is not None:
@@ -386,11 +353,14 @@ class Coordinator:
             self._fold_host(event, fact)
         elif isinstance(fact, RunSubmitted):
             self.runs[fact.run] = Supervisor(event, self.keepers)
+            self.retention.num_submitted += 1
             self.queue.add(fact.run, fact.spec, event.seq)
             self.counts["queued"] += 1
             self._is_queue_dirty = True
         elif isinstance(fact, CommandAccepted | CommandDone):
             self._fold_command(event, fact)
+        elif isinstance(fact, RunsForgotten):
+            self._fold_forgotten(fact)
         else:
             self._fold_run(event, fact)
 
@@ -414,14 +384,47 @@ class Coordinator:
 
     def _fold_command(self, event: Event, fact: CommandAccepted | CommandDone) -> None:
         if isinstance(fact, CommandAccepted):
-            self.pending[fact.command] = (fact.verb, fact.target)
+            self.pending[fact.command] = (fact.verb, fact.target, fact.about)
             verb, target = fact.verb, fact.target
         else:
-            verb, target = self.pending.pop(fact.command, ("", ""))
-        if verb in ("stop", "kill"):
-            supervisor = self.runs[target.partition("/")[0]]
+            verb, target, _run = self.pending.pop(fact.command, ("", "", ""))
+        supervisor = self.runs.get(target.partition("/")[0])
+        if verb in ("stop", "kill") and supervisor is not None:
             supervisor.apply(event)
             self._dirty[supervisor.run] = None
+
+    def _fold_forgotten(self, fact: RunsForgotten) -> None:
+        """Drop the runs. The rest is known already, unless their events are gone from the log that is replayed."""
+        self.retention.forget(fact.runs)
+        self.retention.num_submitted = fact.num_submitted
+        for run in fact.runs:
+            self.runs.pop(run, None)
+            self._dirty.pop(run, None)
+        self.counts["ended"] = fact.num_ended
+        for source, number in fact.cursors.items():
+            self._cursors[source] = max(self._cursors.get(source, 0), number)
+        if not self._has_resumed:
+            self.queue.remember(fact.num_admitted, fact.turns, fact.overtaken)
+
+    def _forget(self, now: float) -> bool:
+        """Forget the oldest of the ended runs, when there are clearly too many."""
+        chosen = self.retention.choose(lambda run: bool(self.runs[run].commands))
+        if chosen:
+            self._emit(now, self.memory(chosen))
+        return bool(chosen)
+
+    def memory(self, forgotten: list[str] | None = None) -> RunsForgotten:
+        """The fact that these runs are forgotten: all that their events have led to beside them."""
+        num_admitted, turns, overtaken = self.queue.memory()
+        return RunsForgotten(
+            runs=forgotten or [],
+            cursors=dict(self._cursors),
+            num_submitted=self.retention.num_submitted,
+            num_ended=self.counts["ended"],
+            num_admitted=num_admitted,
+            turns=turns,
+            overtaken=overtaken,
+        )
 
     def _fold_run(self, event: Event, fact: Any) -> None:
         supervisor = self.runs.get(fact.run)
@@ -461,6 +464,7 @@ class Coordinator:
 
     def _effect_ended(self, event: Event, supervisor: Supervisor, fact: RunEnded) -> None:
         self.counts["ended"] += 1
+        self.retention.end(fact.run)
         self._is_queue_dirty = True
         if supervisor.admitted is None:
             self.queue.remove(fact.run)
@@ -493,7 +497,7 @@ class Coordinator:
                     self._is_queue_dirty = False
                     continue
                 self._emit(now, RunAdmitted(run=admission[0], hosts=admission[1]))
-            else:
+            elif not self._forget(now):
                 break
         else:
             raise InvariantError(f"the decisions of {MOST_ROUNDS} rounds never settled")
@@ -517,7 +521,8 @@ class Coordinator:
     def _find_run(self, run: str) -> Supervisor:
         supervisor = self.runs.get(run)
         if supervisor is None:
-            raise NotFoundError(f"there is no run {run}", fix="`argosy ps` lists the runs")
+            raise self.retention.missing(run, self.runs_directory)
+        self.retention.ask(run)
         return supervisor
 
     def run_view(self, run: str) -> views.RunView:

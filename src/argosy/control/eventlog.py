@@ -2,7 +2,7 @@
 
 The controller appends and is told when its events are durable; readers use a connection of their own. A full disk stops the writer,
 not the program: it keeps its batch, says so, tries again and goes on by itself. After an event that it had to refuse it takes no more:
-the log never has a gap. Nothing in it decides anything.
+numbers are missing only where forgotten runs were (pruning.py). Nothing in it decides anything.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from argosy.control import pruning
 from argosy.errors import HomeError
-from argosy.protocol.facts import AnyFact, Event
+from argosy.protocol.facts import AnyFact, Event, RunsForgotten
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 create table events (
     seq integer primary key, at real not null, run text not null, keeper text, number integer, fact blob not null
@@ -31,11 +32,17 @@ create index events_by_run on events (run, seq) where run != '';
 """
 _INSERT = "insert into events (seq, at, run, keeper, number, fact) values (?, ?, ?, ?, ?, ?)"
 _COLUMNS = "seq, at, keeper, number, fact"
+_NO_COMMAND = """cast(substr(fact, 1, 17) as text) != '{"kind":"command.'"""
+"""Commands lie with the run that they are about, so that they go with it; its story has what came of them."""
 _RETRY_SECONDS = 0.25
 _QUIET_SECONDS = 0.5
 _MOST_UNMERGED_ROWS = 50_000
 """The write-ahead file is merged into the database when nothing is written for a moment, or after so many rows: never
 between an event and those who wait for it."""
+_PIECE_ROWS = 500
+"""Events of forgotten runs that are deleted in one commit; between two of them whoever appends has his turn."""
+_MOST_DOOMED = 1000
+"""With more forgotten runs than this, deletion does not wait for a quiet moment any more."""
 _RECENT_EVENTS = 4096
 # Primary codes of SQLite that a disk gives when it is full or stumbles; all pass by themselves or by freeing space.
 _DISK_CODES = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY))
@@ -67,6 +74,10 @@ class EventLog:
             "select coalesce(max(seq), 0) from events"
         ).fetchone()[0]
         """Highest durable sequence number."""
+        self.mark = pruning.mark_of(self._writer)
+        """Numbers are missing only below this one."""
+        self._num_doomed = pruning.num_doomed(self._writer)
+        """The writer's own; runs whose events are to be deleted."""
         self.num_pending = 0
         """Appends that are not yet durable."""
         self.trouble = ""
@@ -87,7 +98,9 @@ class EventLog:
 
     def replay(self) -> Iterator[Event]:
         """Every durable event in order; for the start, before anything is appended."""
-        cursor = self._reader.execute(f"select {_COLUMNS} from events order by seq")
+        cursor = self._reader.execute(
+            f"select {_COLUMNS} from events where {pruning.KEPT} order by seq"
+        )
         decode = msgspec.json.Decoder(AnyFact).decode
         for seq, at, keeper, number, fact in cursor:
             source = None if keeper is None else (keeper, number)
@@ -99,7 +112,7 @@ class EventLog:
             return []
         recent = self._recent
         if recent and recent[0].seq <= after + 1:
-            # Numbers have no gaps, so the place of the first is known.
+            # What was appended here has no gaps, so the place of the first is known.
             newer = itertools.islice(recent, after + 1 - recent[0].seq, None)
             wanted = (event for event in newer if not run or run_of(event) == run)
             return list(itertools.islice(wanted, limit))
@@ -135,7 +148,10 @@ class EventLog:
 
     def _select(self, after: int, run: str, limit: int) -> list[Event]:
         if run:
-            query = f"select {_COLUMNS} from events where run = ? and seq > ? order by seq limit ?"
+            query = (
+                f"select {_COLUMNS} from events where run = ? and run != '' and seq > ? "
+                f"and {_NO_COMMAND} order by seq limit ?"  # run != '': for the partial index
+            )
             rows = self._reader.execute(query, (run, after, limit)).fetchall()
         else:
             query = f"select {_COLUMNS} from events where seq > ? order by seq limit ?"
@@ -157,9 +173,16 @@ class EventLog:
         is_open = True
         num_unmerged = 0
         refused: Exception | None = None
+        is_pruning = False
         while is_open:
-            batches, is_open = self._collect(_QUIET_SECONDS if num_unmerged else None)
-            if not batches or num_unmerged > _MOST_UNMERGED_ROWS:
+            patience = _QUIET_SECONDS if num_unmerged or self._num_doomed else None
+            batches, is_open = self._collect(0.0 if is_pruning else patience)
+            is_pruning = False
+            if is_open and self._num_doomed and (not batches or self._num_doomed > _MOST_DOOMED):
+                deleted = self._prune()
+                num_unmerged += deleted
+                is_pruning = not batches and deleted > 0
+            if (not batches and not is_pruning) or num_unmerged > _MOST_UNMERGED_ROWS:
                 self._merge()
                 num_unmerged = 0
             if not batches:
@@ -169,8 +192,10 @@ class EventLog:
                 self._call(self._failed, batches, refused)
                 continue
             try:
-                rows = [_row(event, encoder) for batch in batches for event in batch.events]
-                written = self._commit_patiently(rows)
+                events = [event for batch in batches for event in batch.events]
+                rows = [_row(event, encoder) for event in events]
+                forgotten = [event for event in events if isinstance(event.fact, RunsForgotten)]
+                written = self._commit_patiently(rows, forgotten)
             except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
                 # Not the disk: a doubled event, one that cannot be written down, or a broken file. Whoever appended must not
                 # go on as if it were durable.
@@ -182,6 +207,19 @@ class EventLog:
             num_unmerged += len(rows)
             self._call(self._durable, batches)
         self._writer.close()
+
+    def _prune(self) -> int:
+        """Delete some events of forgotten runs; a disk that refuses is asked again in the next quiet moment."""
+        try:
+            self._writer.execute("begin immediate")
+            count = pruning.delete_some(self._writer, _PIECE_ROWS)
+            self._writer.execute("commit")
+            self._num_doomed = pruning.num_doomed(self._writer)
+        except sqlite3.OperationalError:
+            if self._writer.in_transaction:
+                self._writer.execute("rollback")
+            return 0
+        return count
 
     def _merge(self) -> None:
         try:
@@ -204,12 +242,12 @@ class EventLog:
                 return batches, True
         return batches, False
 
-    def _commit_patiently(self, rows: list[_Row]) -> bool:
+    def _commit_patiently(self, rows: list[_Row], forgotten: list[Event]) -> bool:
         """Commit; while the disk refuses, keep trying. False: closed meanwhile."""
         trouble = ""
         while True:
             try:
-                self._commit(rows)
+                self._commit(rows, forgotten)
             except sqlite3.OperationalError as error:
                 if (error.sqlite_errorcode & 0xFF) not in _DISK_CODES:
                     raise
@@ -223,17 +261,20 @@ class EventLog:
                 self._call(self._set_trouble, "")
             return True
 
-    def _commit(self, rows: list[_Row]) -> None:
+    def _commit(self, rows: list[_Row], forgotten: list[Event]) -> None:
         if not rows:
             return
         self._writer.execute("begin immediate")
         try:
             self._writer.executemany(_INSERT, rows)
+            pruning.doom(self._writer, forgotten)
             self._writer.execute("commit")
         except sqlite3.Error:
             if self._writer.in_transaction:
                 self._writer.execute("rollback")
             raise
+        if forgotten:
+            self._num_doomed = pruning.num_doomed(self._writer)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:
@@ -277,7 +318,8 @@ def run_of(event: Event) -> str:
 
 def _row(event: Event, encoder: msgspec.json.Encoder) -> _Row:
     keeper, number = event.source or (None, None)
-    return (event.seq, event.at, run_of(event), keeper, number, encoder.encode(event.fact))
+    run = run_of(event) or getattr(event.fact, "about", "")
+    return (event.seq, event.at, run, keeper, number, encoder.encode(event.fact))
 
 
 def _open(path: str) -> sqlite3.Connection:
@@ -287,8 +329,10 @@ def _open(path: str) -> sqlite3.Connection:
         version = connection.execute("pragma user_version").fetchone()[0]
         if version == 0:
             connection.execute("pragma journal_mode = wal")
+        if version in (0, 1):  # 1: as 2, before there was retention
+            schema = pruning.SCHEMA if version else _SCHEMA + pruning.SCHEMA
             connection.executescript(
-                f"begin; {_SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;"
+                f"begin; {schema} pragma user_version = {SCHEMA_VERSION}; commit;"
             )
             version = SCHEMA_VERSION
         connection.execute("pragma synchronous = full")

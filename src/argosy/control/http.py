@@ -27,7 +27,14 @@ from argosy.control.conductor import Conductor
 from argosy.control.shutdown import Shutdown
 from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, follow_events, with_rank
 from argosy.control.views import RunView
-from argosy.errors import ArgosyError, ClusterError, ConfigError, NotFoundError, ProtocolError
+from argosy.errors import (
+    ArgosyError,
+    ClusterError,
+    ConfigError,
+    ForgottenError,
+    NotFoundError,
+    ProtocolError,
+)
 from argosy.protocol.facts import Note
 from argosy.telemetry.logs import LogReader
 
@@ -38,7 +45,13 @@ _MOST_EXECS = 1024
 _CLIENT_SECONDS = 10.0
 """How long the client of a new (or found) tied run may take to come."""
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-_STATUS = {ConfigError: 422, NotFoundError: 404, ClusterError: 503, ProtocolError: 400}
+_STATUS = {
+    ConfigError: 422,
+    NotFoundError: 404,
+    ForgottenError: 410,
+    ClusterError: 503,
+    ProtocolError: 400,
+}
 T = TypeVar("T")
 
 
@@ -210,6 +223,8 @@ class HttpApi:
         """Events of the log, or a live stream of them."""
         query = _query(request, api.EventsQuery)
         log = self._conductor.log
+        if query.run:
+            self._view(query.run)
         if query.follow:
             last = request.headers.get("last-event-id", "")
             after = max(query.after, Place.parse(last).seq)
@@ -302,7 +317,14 @@ class HttpApi:
     ) -> StreamingResponse:
         place = Place.parse(request.headers.get("last-event-id", ""))
         stream = RunStream(self._conductor.log, follower, run, with_facts=with_facts)
-        return _stream(stream.follow(place, self._conductor.tally.end_of, self._view))
+        pieces = stream.follow(place, self._conductor.tally.end_of, self._view)
+        return _stream(self._hold(run, pieces))
+
+    async def _hold(self, run: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The run is not forgotten while somebody follows it."""
+        with self._conductor.coordinator.retention.held(run):
+            async for piece in pieces:
+                yield piece
 
     async def _tie(self, run: str, pieces: Any) -> AsyncIterator[bytes]:
         with self.tied.watched(run):

@@ -17,6 +17,17 @@ def run_id(counter: int, seed: str) -> str:
     return "r" + _base32(counter) + _base32(int.from_bytes(digest, "big"))[-4:].rjust(4, "0")
 
 
+def counter_of(run: str) -> int | None:
+    """The counter in a run's id; None: it is no id of a run."""
+    digits = run[1:-4]
+    if not run.startswith("r") or not digits or not set(run[1:]) <= set(_DIGITS):
+        return None
+    counter = 0
+    for digit in digits:
+        counter = counter * 32 + _DIGITS.index(digit)
+    return counter
+
+
 def attempt_id(run: str, role: str, index: int, number: int) -> str:
     """Readable and unique: `RUN.ROLE.INDEX.NUMBER`."""
     return f"{run}.{role}.{index}.{number}"

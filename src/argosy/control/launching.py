@@ -12,8 +12,37 @@ import msgspec
 
 from argosy.config.spec import RoleSpec
 from argosy.control.attempts import Attempt, Role
+from argosy.control.hostwants import HostWants
+from argosy.control.identity import run_of
 from argosy.control.supervisor import Supervisor
-from argosy.protocol.messages import Launch, Want
+from argosy.protocol.messages import Launch, Reserve, Want, Wants
+
+
+def wants_of(state: HostWants, runs: dict[str, Supervisor], runs_directory: str) -> Wants:
+    """What a host has not been told yet."""
+    attempts, changed_runs = state.changed_since(state.sent)
+    wants = []
+    for name, version in attempts:
+        supervisor = runs.get(run_of(name))
+        attempt = supervisor.attempts.get(name) if supervisor is not None else None
+        if supervisor is None or attempt is None:
+            wants.append(Want(attempt=name, version=version, state="gone"))
+        else:
+            wants.append(want_of(supervisor, attempt, version, runs_directory))
+    reserves = []
+    for run, version in changed_runs:
+        supervisor = runs.get(run)
+        is_over = supervisor is None or supervisor.ended is not None
+        ports = {} if supervisor is None or is_over else supervisor.wanted_ports(state.host)
+        if is_over or ports:
+            reserves.append(Reserve(run=run, version=version, ports=ports))
+    return Wants(
+        since=state.sent,
+        version=state.version,
+        keeper=state.keeper,
+        wants=wants,
+        reserves=reserves,
+    )
 
 
 def want_of(supervisor: Supervisor, attempt: Attempt, version: int, runs_directory: str) -> Want:

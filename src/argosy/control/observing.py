@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from argosy.control.attempts import Attempt
+from argosy.control.hostwants import HostWants
+from argosy.control.identity import run_of
 from argosy.control.restarts import NOT_READY
 from argosy.control.supervisor import Supervisor
 from argosy.protocol.facts import (
@@ -24,7 +26,7 @@ from argosy.protocol.facts import (
     PortsRefused,
     PortsReserved,
 )
-from argosy.protocol.messages import Observed
+from argosy.protocol.messages import Hello, Observed
 
 MOST_ERROR_CHARACTERS = 16 << 10
 
@@ -110,6 +112,36 @@ def _ports(supervisor: Supervisor, host: str, source: str, observed: Observed) -
     if set(ports) != set(supervisor.wanted_ports(host)):
         return []
     return [PortsReserved(run=supervisor.run, host=host, ports=ports)]
+
+
+def lost_with_old_keeper(
+    runs: dict[str, Supervisor], state: HostWants, now: float
+) -> list[AttemptExited]:
+    """What an earlier keeper of the host had is gone."""
+    lost = []
+    for name in state.attempts():
+        supervisor = runs.get(run_of(name))
+        attempt = supervisor.attempts.get(name) if supervisor is not None else None
+        if supervisor is None or attempt is None:
+            continue  # forgotten; the host has not confirmed yet that it is gone
+        if attempt.is_alive and attempt.keeper != state.keeper:
+            error = f"its keeper {attempt.keeper} is gone"
+            lost.append(
+                AttemptExited(attempt=name, run=supervisor.run, lost=True, error=error, at=now)
+            )
+    return lost
+
+
+def leftovers(runs: dict[str, Supervisor], hello: Hello) -> tuple[list[str], list[str]]:
+    """Attempts and runs that the host still holds and nobody wants any more."""
+    attempts = []
+    for name in hello.alive:
+        supervisor = runs.get(run_of(name))
+        attempt = supervisor.attempts.get(name) if supervisor is not None else None
+        if attempt is None or not attempt.is_alive:
+            attempts.append(name)
+    over = [run for run in hello.runs if run not in runs or runs[run].ended is not None]
+    return attempts, over
 
 
 def note_of(observed: Observed) -> Note:

@@ -17,6 +17,7 @@ _ERRORS = {
     "401": "The token is missing or wrong (loopback TCP only).",
     "403": "Host or Origin is not this server's.",
     "404": "There is no such thing.",
+    "410": "The run has ended so long ago that only its directory is left.",
     "405": "The path knows other methods.",
     "409": "Not now.",
     "413": "The body is too large.",

@@ -116,6 +116,21 @@ class Queue:
         elif was_head:
             self._push_head(entry.spec.priority, entry.share)
 
+    def memory(self) -> tuple[int, dict[str, int], dict[str, int]]:
+        """What past admissions have led to: their number, the shares' last turns, how often waiting runs were overtaken."""
+        overtaken = {run: entry.overtaken for run, entry in self.entries.items() if entry.overtaken}
+        return self._num_admitted, dict(self._turns), overtaken
+
+    def remember(self, num_admitted: int, turns: dict[str, int], overtaken: dict[str, int]) -> None:
+        """Take over what `memory` gave, for a log in which some of those admissions are missing."""
+        self._num_admitted, self._turns = num_admitted, dict(turns)
+        self._places = None
+        for run, entry in self.entries.items():
+            entry.overtaken = overtaken.get(run, 0)
+        for priority, shares in self._levels.items():
+            for share in shares:
+                self._push_head(priority, share)
+
     def _take_turn(self, share: str) -> None:
         self._num_admitted += 1
         self._turns[share] = self._num_admitted

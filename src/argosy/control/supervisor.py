@@ -87,7 +87,7 @@ class Supervisor(RunState):
             is_whole_run = "/" not in target
             alive = any(process.alive for process in self.targets(target))
             if self.ended is not None or (not is_whole_run and not alive):
-                done.append(CommandDone(command=command, outcome="ok"))
+                done.append(CommandDone(command=command, outcome="ok", about=self.run))
         return done
 
     def _stop_retired(self) -> list[Fact]:

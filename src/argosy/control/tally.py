@@ -14,6 +14,7 @@ from argosy.protocol.facts import (
     Event,
     RunAdmitted,
     RunEnded,
+    RunsForgotten,
     RunSubmitted,
 )
 
@@ -66,6 +67,11 @@ class Tally:
             self.running.add(fact.run)
         elif isinstance(fact, RunEnded):
             self._end(fact.run, event.seq)
+        elif isinstance(fact, RunsForgotten):
+            self.num_ended = fact.num_ended
+            for run in fact.runs:
+                self._ended_at.pop(run, None)
+                self._ranks.pop(run, None)
 
     def _end(self, run: str, seq: int) -> None:
         self.queued.discard(run)

@@ -16,7 +16,6 @@ from argosy.control.placement import Capacity, need_of
 from argosy.control.queue import Queue
 from argosy.control.supervisor import Supervisor
 from argosy.errors import NotFoundError
-from argosy.protocol.messages import Want
 
 
 class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,8 +253,3 @@ def find(
     if not found:
         raise NotFoundError(f"there is no process {target}", fix=f"`argosy ps {supervisor.run}`")
     return found
-
-
-def gone(attempt: str, version: int) -> Want:
-    """The want of an attempt nobody knows."""
-    return Want(attempt=attempt, version=version, state="gone")

@@ -44,6 +44,8 @@ class CommandAccepted(Fact, frozen=True, kw_only=True, tag="command.accepted"):
     verb: str
     """submit, stop, kill, cancel, exec, signal, drain, …"""
     target: str = ""
+    about: str = ""
+    """The run that it is about; of an array, its first. Its events are kept as long as that run's."""
 
 
 class CommandDone(Fact, frozen=True, kw_only=True, tag="command.done"):
@@ -52,6 +54,8 @@ class CommandDone(Fact, frozen=True, kw_only=True, tag="command.done"):
     command: str
     outcome: str
     """ok, or what prevented it"""
+    about: str = ""
+    """As in CommandAccepted."""
 
 
 class RunSubmitted(Fact, frozen=True, kw_only=True, tag="run.submitted"):
@@ -224,6 +228,22 @@ class RunEnded(Fact, frozen=True, kw_only=True, tag="run.ended"):
     """Attempt that failed first."""
 
 
+class RunsForgotten(Fact, frozen=True, kw_only=True, tag="runs.forgotten"):
+    """Ended runs were dropped; the log may delete all their events. The rest is what those events had led to beside them."""
+
+    runs: list[str]
+    cursors: dict[str, int] = {}
+    """source -> its last number that was taken"""
+    num_submitted: int = 0
+    """Runs there ever were: the next one's id follows from it."""
+    num_ended: int = 0
+    num_admitted: int = 0
+    turns: dict[str, int] = {}
+    """share -> the admission that was its last"""
+    overtaken: dict[str, int] = {}
+    """waiting run -> how often smaller ones went before it"""
+
+
 class Note(Fact, frozen=True, kw_only=True, tag="note"):
     """Something a person should know: a fallback, a full log disk, a restarted part. Steers nothing."""
 
@@ -253,6 +273,7 @@ AnyFact = (
     | AttemptExited
     | StopRequested
     | RunEnded
+    | RunsForgotten
     | Note
 )
 

@@ -12,7 +12,14 @@ import select
 import socket
 import time
 
-from argosy.errors import ArgosyError, ClusterError, ConfigError, NotFoundError, ProtocolError
+from argosy.errors import (
+    ArgosyError,
+    ClusterError,
+    ConfigError,
+    ForgottenError,
+    NotFoundError,
+    ProtocolError,
+)
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
@@ -330,6 +337,8 @@ def unreachable(error: OSError, path: str) -> ClusterError:
 def _error_class(status: int) -> type[ArgosyError]:
     if status in (400, 413, 422):
         return ConfigError
+    if status == 410:
+        return ForgottenError
     if status == 404:
         return NotFoundError
     if status == 426:

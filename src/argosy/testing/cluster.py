@@ -16,15 +16,19 @@ import msgspec
 from argosy.config.spec import Submission
 from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.hostside import HostOutputs, HostSide
+from argosy.control.retention import KEEP_ENDED
 from argosy.errors import InvariantError
 from argosy.protocol.facts import Event
 from argosy.testing.clock import VirtualClock
+from argosy.testing.eventrows import EventRows
 from argosy.testing.invariants import Invariants
 from argosy.testing.network import SimulatedNetwork, Weather
 from argosy.testing.processes import SimulatedKeeper, Watchers
 from argosy.testing.workload import random_run
 
 COMMIT_SECONDS = 0.003
+KEPT_IN_SOME = 20
+"""Ended runs that every other seed keeps: forgetting is met with every fault."""
 LOCAL_SECONDS = 0.0002
 
 
@@ -203,7 +207,8 @@ class SimulatedCluster:
         self.clock = VirtualClock()
         self.invariants = Invariants()
         self.network = SimulatedNetwork(self.clock, self.random, weather or Weather())
-        self.log: list[Event] = []
+        self.keep_ended = KEPT_IN_SOME if seed % 2 else KEEP_ENDED
+        self.log = EventRows()
         self.digest = hashlib.sha256()
         self.dead_keepers: set[str] = set()
         self.num_faults = 0
@@ -230,11 +235,19 @@ class SimulatedCluster:
             return
         self._epoch += 1
         self._timer = None
-        coordinator = Coordinator(runs_directory="/runs", seed=str(self.seed))
-        for event in self.log:
-            coordinator.replay(event)
-        self.coordinator = coordinator
+        self.coordinator = self._read_log()
         self._set_timer()
+
+    def _read_log(self) -> Coordinator:
+        coordinator = Coordinator(
+            runs_directory="/runs",
+            seed=str(self.seed),
+            keep_ended=self.keep_ended,
+            gaps_below=self.log.mark,
+        )
+        for event in self.log.replay():
+            coordinator.replay(event)
+        return coordinator
 
     def crash_controller(self) -> None:
         """kill -9 of the controller: what is not durable is lost, save perhaps a part of the last commit."""
@@ -287,6 +300,8 @@ class SimulatedCluster:
 
     def _make_durable(self, event: Event) -> None:
         self.log.append(event)
+        if self.log.doomed and event.seq % 4 == 0:
+            self.log.delete_some(self.random.randrange(40))
         self.digest.update(self._encode(event))
         self.invariants.durable(event)
 
@@ -411,9 +426,13 @@ class SimulatedCluster:
     def check_replay(self) -> None:
         """A controller that reads the log arrives at the same state as the one that wrote it."""
         assert self.coordinator is not None
-        again = Coordinator(runs_directory="/runs", seed=str(self.seed))
-        for event in self.log:
-            again.replay(event)
+        again = self._read_log()
+        if again.runs.keys() != self.coordinator.runs.keys():
+            raise InvariantError("other runs are known after a replay")
+        before, after = self.coordinator.memory(), again.memory()
+        self.invariants.taken(after.cursors)
+        if msgspec.structs.replace(before, cursors=after.cursors) != after:
+            raise InvariantError(f"after a replay {before} has become {after}")
         for run, supervisor in self.coordinator.runs.items():
             if _state(supervisor) != _state(again.runs[run]):
                 raise InvariantError(f"run {run} is another one after a replay")
@@ -460,12 +479,13 @@ def simulate(
     return {
         "seed": seed,
         "num_events": clock.num_events,
-        "num_facts": len(cluster.log),
+        "num_facts": cluster.log.num_appended,
+        "num_deleted": cluster.log.num_deleted,
         "num_faults": cluster.num_faults,
         "num_controller_restarts": cluster.num_restarts,
         "num_checks": cluster.invariants.num_checks,
         "num_messages": cluster.network.num_sent,
-        "num_runs": len(cluster.coordinator.runs) if cluster.coordinator else 0,
+        "num_runs": cluster.coordinator.retention.num_submitted if cluster.coordinator else 0,
         "digest": cluster.digest.hexdigest(),
     }
 

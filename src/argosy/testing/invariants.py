@@ -19,6 +19,8 @@ from argosy.protocol.facts import (
     Event,
     GenerationFormed,
     RunEnded,
+    RunsForgotten,
+    RunSubmitted,
 )
 from argosy.testing.processes import SimulatedProcess
 
@@ -38,6 +40,7 @@ class Invariants:
         self._ever: set[str] = set()
         self._planned: set[str] = set()
         self._ended: set[str] = set()
+        self._runs: set[str] = set()
         self._members: dict[tuple[str, str, int], list[int]] = {}
         self._ranks: dict[tuple[str, str, int, int], str] = {}
         self._gangs: dict[Gang, dict[str, None]] = {}
@@ -142,12 +145,26 @@ class Invariants:
             left = self._of_run.get(fact.run)
             self._check(not left, f"run {fact.run} ended with {list(left or ())} alive")
             self._ended.add(fact.run)
+        elif isinstance(fact, RunSubmitted):
+            self._check(fact.run not in self._runs, f"the id of run {fact.run} was given twice")
+            self._runs.add(fact.run)
+        elif isinstance(fact, RunsForgotten):
+            early = [run for run in fact.runs if run not in self._ended]
+            self._check(not early, f"{early} were forgotten and have not ended")
         elif isinstance(fact, CommandAccepted):
             self._check(fact.command not in self.commands, f"{fact.command} accepted twice")
             self.commands[fact.command] = ""
         elif isinstance(fact, CommandDone):
             self._check(self.commands.get(fact.command) == "", f"{fact.command} done twice")
             self.commands[fact.command] = fact.outcome
+
+    def taken(self, cursors: dict[str, int]) -> None:
+        """How far a controller that read the log believes to be with each source."""
+        for source, number in self._sources:
+            self._check(
+                cursors.get(source, 0) >= number,
+                f"{number} of {source} was logged, and a replay would take it again",
+            )
 
     def at_rest(self, dead_keepers: set[str]) -> None:
         """Nothing is under way any more: what must have happened by now."""

@@ -10,20 +10,25 @@ from typing import Any
 
 from argosy.config.spec import RoleSpec, RunSpec, Submission
 from argosy.control.coordinator import Coordinator, Outputs
+from argosy.control.retention import KEEP_ENDED
 from argosy.protocol.facts import Event
 from argosy.protocol.messages import PROTOCOL_VERSION, Hello, Observed, Report, Reserve, Want, Wants
+from argosy.testing.eventrows import EventRows
 
 
 class ScriptedHost:
     """A coordinator, one host, and the log."""
 
-    def __init__(self, *, cpus: int = 4, host: str = "h") -> None:
+    def __init__(self, *, cpus: int = 4, host: str = "h", keep_ended: int = KEEP_ENDED) -> None:
         self.now = 1000.0
         self.host = host
         self.cpus = cpus
         self.keeper = "k1"
         self.run = ""
         self.log: list[Event] = []
+        self.rows = EventRows()
+        """What is left of the log when the events of forgotten runs are deleted."""
+        self._keep_ended = keep_ended
         self.wants: dict[str, Want] = {}
         self.reserves: dict[str, Reserve] = {}
         self.started: set[str] = set()
@@ -31,12 +36,14 @@ class ScriptedHost:
         self.num_messages = 0
         self._number = 0
         self._version = 0
-        self.coordinator = Coordinator(runs_directory="/runs")
+        self.coordinator = self.replayed()
         self.hello()
 
     def take(self, outputs: Outputs) -> Outputs:
         """Make the events durable and read the messages."""
         self.log += outputs.events
+        for event in outputs.events:
+            self.rows.append(event)
         for _host, message in outputs.messages:
             self.num_messages += 1
             if isinstance(message, Wants) and message.keeper == self.keeper:
@@ -46,6 +53,12 @@ class ScriptedHost:
                     self.reserves[reserve.run] = reserve
                 self._version = message.version
         return outputs
+
+    def cut_log(self, length: int) -> None:
+        """Only the first events became durable."""
+        self.log, self.rows = self.log[:length], EventRows()
+        for event in self.log:
+            self.rows.append(event)
 
     def hello(self, *, alive: list[str] | None = None) -> None:
         """Say hello, as after a reconnect."""
@@ -70,10 +83,17 @@ class ScriptedHost:
 
     def restart_controller(self) -> None:
         """A new controller reads the log; the host reconnects."""
-        self.coordinator = Coordinator(runs_directory="/runs")
-        for event in self.log:
-            self.coordinator.replay(event)
+        self.coordinator = self.replayed()
         self.hello()
+
+    def replayed(self) -> Coordinator:
+        """A coordinator that has read what is left of the log."""
+        coordinator = Coordinator(
+            runs_directory="/runs", keep_ended=self._keep_ended, gaps_below=self.rows.mark
+        )
+        for event in self.rows.replay():
+            coordinator.replay(event)
+        return coordinator
 
     def submit(self, roles: dict[str, RoleSpec], **run: Any) -> str:
         """Submit a run and remember it as the present one."""

@@ -29,6 +29,7 @@ SAMPLES = [
     facts.AttemptExited(attempt="a", run="r", signal=9),
     facts.StopRequested(run="r", hard=False, reason="argosy stop"),
     facts.RunEnded(run="r", outcome="failed", exit_code=137, reason="rank 0"),
+    facts.RunsForgotten(runs=["r"], cursors={"k": 7}, num_submitted=9, num_ended=4),
     facts.Note(run="r", text="something"),
 ]
 

@@ -1,12 +1,15 @@
 import asyncio
+import gc
 
 import pytest
 
+from argosy.config.spec import RoleSpec
 from argosy.control.conductor import Conductor
 from argosy.control.eventlog import EventLog
 from argosy.control.home import Cluster
 from argosy.errors import ClusterError, InvariantError, NotFoundError
 from argosy.protocol.facts import Note
+from argosy.testing.scripted import ScriptedHost
 
 
 def with_conductor(tmp_path, test):
@@ -49,4 +52,37 @@ def test_a_refusal_is_no_failure(tmp_path):
         conductor.note(Note(text="goes on"))
         conductor.failed.cancel()
 
+    with_conductor(tmp_path, test)
+
+
+def test_a_start_after_five_thousand_runs_reads_the_events_of_the_last_ones_only(tmp_path):
+    host = ScriptedHost()
+    roles = {"a": RoleSpec(command=["true"])}
+    gc.disable()
+    for _ in range(5000):
+        host.submit(roles)
+        host.start("a.0.0")
+        host.exit("a.0.0", code=0)
+    gc.enable()
+    assert len(host.log) > 35_000
+    per_run = 8
+
+    async def write():
+        log = EventLog(str(tmp_path / "events.sqlite"))
+        for first in range(0, len(host.log), 5000):
+            await log.append(host.log[first : first + 5000])
+        while log._num_doomed:
+            await asyncio.sleep(0.01)
+        log.close()
+
+    async def test(conductor):
+        count = conductor.replay()
+        assert count <= 1100 * per_run + 10
+        assert conductor.coordinator.seq == host.coordinator.seq
+        assert conductor.coordinator.memory() == host.coordinator.memory()
+        assert conductor.tally.num_ended == 5000
+        assert list(conductor.coordinator.runs) == list(host.coordinator.runs)
+        conductor.failed.cancel()
+
+    asyncio.run(asyncio.wait_for(write(), 60))
     with_conductor(tmp_path, test)

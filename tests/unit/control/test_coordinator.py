@@ -250,7 +250,7 @@ def test_views_name_every_process_and_its_state():
 def test_an_interrupted_submission_gets_an_outcome():
     host = ScriptedHost()
     host.submit({"a": task()}, array=3)
-    host.log = host.log[: 1 + 2]
+    host.cut_log(1 + 2)
     host.restart_controller()
     assert host.facts(CommandDone)[-1].outcome.startswith("interrupted")
     assert not host.coordinator.pending
@@ -262,7 +262,7 @@ def test_a_lost_exit_is_recorded_once_even_if_the_log_was_cut_behind_the_new_kee
     host.start()
     host.replace_keeper()
     cut = next(i for i, e in enumerate(host.log) if isinstance(e.fact, AttemptExited))
-    host.log = host.log[:cut]
+    host.cut_log(cut)
     host.restart_controller()
     assert len([f for f in host.facts(AttemptExited) if f.lost]) == 1
 

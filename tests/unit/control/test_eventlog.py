@@ -1,12 +1,25 @@
 import asyncio
 import functools
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
+from argosy.config.spec import RoleSpec, RunSpec
 from argosy.control.eventlog import EventLog
 from argosy.errors import HomeError
-from argosy.protocol.facts import AttemptStarted, Event, Note
+from argosy.protocol.facts import (
+    AttemptStarted,
+    CommandAccepted,
+    CommandDone,
+    Event,
+    Note,
+    RunsForgotten,
+    RunSubmitted,
+)
 
 
 def in_loop(test):
@@ -179,3 +192,183 @@ def test_the_write_ahead_file_is_merged_when_it_is_quiet(tmp_path):
         log.close()
 
     asyncio.run(write())
+
+
+def submitted(seq, run):
+    spec = RunSpec(name=run, roles={"a": RoleSpec(command=["x"])})
+    return Event(seq=seq, at=1.0, fact=RunSubmitted(run=run, name=run, spec=spec, env_blob=""))
+
+
+def rows_of(path):
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("select seq, run from events order by seq").fetchall()
+    finally:
+        connection.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+FORGETTING = [
+    note(1),
+    submitted(2, "r1"),
+    Event(seq=3, at=1.0, fact=CommandAccepted(command="c3", verb="stop", target="r1", about="r1")),
+    started(4, "r1"),
+    submitted(5, "r2"),
+    started(6, "r2"),
+    Event(seq=7, at=1.0, fact=CommandDone(command="c3", outcome="ok", about="r1")),
+    Event(seq=8, at=1.0, fact=RunsForgotten(runs=["r1"], cursors={"k": 6})),
+    note(9),
+]
+KEPT = [1, 5, 6, 8, 9]
+
+
+@in_loop
+async def test_events_of_forgotten_runs_are_deleted_when_it_is_quiet(tmp_path):
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    await log.append(FORGETTING)
+    await until(lambda: [seq for seq, _run in rows_of(path)] == KEPT)
+    assert [event.seq for event in log.replay()] == KEPT
+    assert log.last_seq == 9
+    # Readers that come from before the gap go on behind it; numbers above have none.
+    assert [event.seq for event in await log.read(after=7)] == [8, 9]
+    await log.append([note(10)])
+    log.close()
+    again = EventLog(path)
+    assert (again.mark, again.last_seq) == (8, 10)
+    assert [event.seq for event in await again.read(after=0)] == [*KEPT, 10]
+    assert [event.seq for event in await again.read(after=2, limit=2)] == [5, 6]
+    assert [event.seq for event in await again.read(after=3, run="r2")] == [5, 6]
+    assert await again.read(run="r1") == []
+    again.close()
+
+
+@in_loop
+async def test_a_later_forgetting_takes_the_place_of_the_one_before(tmp_path):
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    await log.append(FORGETTING)
+    await log.append([Event(seq=10, at=1.0, fact=RunsForgotten(runs=["r2"], cursors={"k": 6}))])
+    assert [event.seq for event in log.replay()] == [1, 9, 10]
+    await until(lambda: [seq for seq, _run in rows_of(path)] == [1, 9, 10])
+    log.close()
+    again = EventLog(path)
+    assert again.mark == 10
+    again.close()
+
+
+@in_loop
+async def test_commands_do_not_appear_in_the_story_of_their_run(tmp_path):
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    await log.append(FORGETTING[:7])
+    assert [event.seq for event in await log.read(run="r1")] == [2, 4]
+    log.close()
+    again = EventLog(path)
+    assert [event.seq for event in await again.read(run="r1")] == [2, 4]
+    again.close()
+
+
+KILLED = """
+import asyncio, os, signal, sys
+sys.path.insert(0, sys.argv[4])
+import argosy.control.eventlog as eventlog
+from argosy.control import pruning
+import test_eventlog as events
+
+piece, when = int(sys.argv[2]), int(sys.argv[3])
+eventlog._PIECE_ROWS = piece
+eventlog._QUIET_SECONDS = 0.01
+count = 0
+delete = pruning.delete_some
+
+def counted(connection, limit):
+    global count
+    if count == when:
+        os.kill(os.getpid(), signal.SIGKILL)  # in the middle of a transaction, or before the first
+    count += 1
+    return delete(connection, limit)
+
+pruning.delete_some = counted
+
+async def main():
+    log = eventlog.EventLog(sys.argv[1])
+    await log.append(events.FORGETTING)
+    print("durable", flush=True)
+    await asyncio.sleep(30)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 3])
+def test_a_kill_between_forgetting_and_deletion_loses_nothing(tmp_path, when):
+    path = str(tmp_path / "events.sqlite")
+    arguments = [sys.executable, "-c", KILLED, path, "1", str(when), os.path.dirname(__file__)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "durable\n"), done.stderr
+    left = [seq for seq, _run in rows_of(path)]
+    assert len(left) == len(FORGETTING) - when
+
+    async def finish():
+        log = EventLog(path)
+        assert log.mark == 8
+        assert [event.seq for event in log.replay()] == KEPT
+        await log.append([note(10)])
+        await until(lambda: [seq for seq, _run in rows_of(path)] == [*KEPT, 10])
+        log.close()
+
+    asyncio.run(finish())
+
+
+@in_loop
+async def test_under_constant_load_deletion_does_not_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("argosy.control.eventlog._MOST_DOOMED", 0)
+    monkeypatch.setattr("argosy.control.eventlog._QUIET_SECONDS", 3600.0)
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    await log.append(FORGETTING)
+    await log.append([note(10)])
+    await log.append([note(11)])
+    assert [seq for seq, _run in rows_of(path)] == [*KEPT, 10, 11]
+    log.close()
+
+
+@in_loop
+async def test_the_space_of_deleted_events_is_used_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("argosy.control.eventlog._QUIET_SECONDS", 0.01)
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    seq, pages = 0, []
+    for round in range(6):
+        run = f"r{round}"
+        fact = [Note(run=run, text="x" * 1000)] * 500
+        batch = [Event(seq=seq + i, at=1.0, fact=each) for i, each in enumerate(fact, 1)]
+        seq += len(batch) + 1
+        await log.append([*batch, Event(seq=seq, at=1.0, fact=RunsForgotten(runs=[run]))])
+        await until(lambda: len(rows_of(path)) == 1)
+        pages.append(log._reader.execute("pragma page_count").fetchone()[0])
+    assert pages[-1] <= pages[1]
+    log.close()
+
+
+@in_loop
+async def test_a_log_of_the_first_version_is_opened_and_kept(tmp_path):
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    await log.append(FORGETTING[:7])
+    log.close()
+    connection = sqlite3.connect(path)
+    connection.executescript("drop table doomed; drop table retention; pragma user_version = 1;")
+    connection.close()
+    old = EventLog(path)
+    assert list(old.replay()) == FORGETTING[:7]
+    assert old.mark == 0
+    await old.append(FORGETTING[7:])
+    await until(lambda: [seq for seq, _run in rows_of(path)] == KEPT)
+    old.close()

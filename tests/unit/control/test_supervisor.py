@@ -349,7 +349,7 @@ def test_a_log_that_is_cut_anywhere_continues_to_a_proper_end(cut):
     host.stop()
     if cut >= len(host.log):
         return
-    host.log = host.log[:cut]
+    host.cut_log(cut)
     planned = {fact.attempt for fact in host.facts(AttemptPlanned)}
     gone = {fact.attempt for fact in host.facts(AttemptExited)}
     begun = {fact.attempt for fact in host.facts(AttemptStarted)}

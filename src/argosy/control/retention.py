@@ -1,0 +1,80 @@
+"""Retention: which ended runs are still known. The newest are; the oldest are forgotten, a batch at a time.
+
+Owned by the coordinator, which makes the fact of it; the event log then deletes their events. A run that lives, waits, is watched
+or was asked for lately is never chosen. Pure; it deletes nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from argosy.control.identity import counter_of
+from argosy.errors import ForgottenError, NotFoundError
+
+KEEP_ENDED = 1000
+MOST_AT_ONCE = 1000
+"""Runs in one fact: a log from before there was retention is worked off in several."""
+
+
+class Retention:
+    """The ended runs of one cluster, and how many runs there ever were."""
+
+    def __init__(self, keep_ended: int = KEEP_ENDED) -> None:
+        self.keep_ended = keep_ended
+        self.batch = max(1, keep_ended // 10)
+        self.num_submitted = 0
+        self.num_forgotten = 0
+        """Of which this controller knows."""
+        self._ended: dict[str, None] = {}
+        """In the order of their ends; one that is asked for counts as the newest."""
+        self._held: Counter[str] = Counter()
+
+    def end(self, run: str) -> None:
+        """A run has ended."""
+        self._ended[run] = None
+
+    def ask(self, run: str) -> None:
+        """Somebody wants to know about it."""
+        if run in self._ended:
+            del self._ended[run]
+            self._ended[run] = None
+
+    @contextmanager
+    def held(self, run: str) -> Iterator[None]:
+        """It stays known meanwhile."""
+        self._held[run] += 1
+        try:
+            yield
+        finally:
+            self._held[run] -= 1
+            if not self._held[run]:
+                del self._held[run]
+
+    def choose(self, is_busy: Callable[[str], bool]) -> list[str]:
+        """The runs to forget now: none until there is a batch of them beyond those that are kept."""
+        excess = len(self._ended) - self.keep_ended
+        if excess < self.batch:
+            return []
+        oldest = islice(self._ended, min(excess, MOST_AT_ONCE))
+        chosen = [run for run in oldest if run not in self._held and not is_busy(run)]
+        return chosen if len(chosen) >= self.batch else []
+
+    def forget(self, runs: list[str]) -> None:
+        """They were forgotten."""
+        self.num_forgotten += len(runs)
+        for run in runs:
+            self._ended.pop(run, None)
+
+    def missing(self, run: str, runs_directory: str) -> NotFoundError:
+        """The error for a run that is not known."""
+        counter = counter_of(run)
+        if self.num_forgotten and counter is not None and 0 < counter <= self.num_submitted:
+            return ForgottenError(
+                f"run {run} is not known any more: of the runs that have ended, the newest "
+                f"{self.keep_ended} are kept",
+                fix=f"its files stay in {runs_directory}/{run}",
+            )
+        return NotFoundError(f"there is no run {run}", fix="`argosy ps` lists the runs")
