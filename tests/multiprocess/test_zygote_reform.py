@@ -102,11 +102,11 @@ def test_an_arena_of_the_run_outlives_the_rank_that_made_it(keeper, agent, clien
     path = tmp_path / "arena.py"
     path.write_text(
         "import os, signal, sys\n"
-        "from argosy.worker import arenas\n"
+        "from argosy.move import broker\n"
         "if sys.argv[1] == 'make':\n"
-        "    arenas.create('kept', 4096, scope='run').memory[:4] = b'kept'\n"
+        "    os.pwrite(broker.create('kept', 4096, scope='run').descriptor, b'kept', 0)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "print(bytes(arenas.open('kept').memory[:4]))\n"
+        "print(os.pread(broker.open('kept').descriptor, 4, 0))\n"
     )
     warm = {"python": client.PYTHON, "preload": [], "env": {}}
     maker, reader = keeper.order("make", script=path), keeper.order("read", script=path)

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from argosy.errors import ClusterError, ConfigError, GenerationChanged, NotFoundError, ProtocolError
+from argosy.errors import ArenaGone, ClusterError, ConfigError, GenerationChanged, ProtocolError
+from argosy.move import broker
 from argosy.protocol import link as links
-from argosy.worker import arenas, gang
+from argosy.worker import gang
 
 SECONDS = 20.0
 
@@ -220,8 +221,6 @@ def test_outside_argosy_there_is_a_gang_of_one(monkeypatch):
     assert not joined.wait_changed(0)
     with pytest.raises(ConfigError, match="gang of one"):
         joined.rejoin()
-    with pytest.raises(ConfigError, match="not part of one"):
-        arenas.create("x", 10)
 
 
 def test_a_refused_process_is_told_why(keeper):
@@ -258,14 +257,17 @@ def test_arenas_are_shared_by_name(keeper, is_joined):
 
     server = threading.Thread(target=serve)
     server.start()
-    with arenas.create("weights", 8192, scope="run") as made, arenas.open("weights") as opened:
-        made.memory[:5] = b"hello"
-        assert opened.memory[:5] == b"hello"
-        assert opened.size == 8192
-        with pytest.raises(NotFoundError, match="absent"):
-            arenas.open("absent")
-        arenas.release("weights")
+    made, opened = broker.create("weights", 8192, scope="run"), broker.open("weights")
+    os.pwrite(made.descriptor, b"hello", 0)
+    assert os.pread(opened.descriptor, 5, 0) == b"hello"
+    assert opened.size == 8192
+    with pytest.raises(ArenaGone, match="absent"):
+        broker.open("absent")
+    broker.close(opened)
+    # Only the last use of a name in this process is given back to the keeper.
+    broker.close(made)
     server.join(SECONDS)
+    assert not keeper.arenas
 
 
 def test_a_forked_child_leaves_the_link_to_its_parent(keeper):
