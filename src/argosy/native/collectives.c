@@ -10,6 +10,8 @@
 _Static_assert(sizeof(ag_segment) <= AG_PAGE, "the header is one page");
 _Static_assert(sizeof(ag_rank_page) <= AG_PAGE, "each rank has one page");
 
+#define AG_SLICE_NS INT64_C(200000000) /* longer waits go through the caller, who handles signals */
+
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static ag_rank_page *page_of(ag_group *group, int32_t rank) {
@@ -49,23 +51,23 @@ static int32_t first_missing(ag_group *group, uint32_t wanted) {
 }
 
 /* End the epoch: what all ranks wrote in it can be read now. */
-static int32_t meet(ag_group *group, int64_t deadline_ns) {
+static int32_t meet(ag_group *group, ag_call *call) {
     ag_segment *segment = group->segment;
-    uint32_t wanted = ++group->epoch;
-    atomic_store_explicit(&page_of(group, group->rank)->arrived, wanted, memory_order_release);
-    uint64_t arrivals = atomic_fetch_add_explicit(&segment->arrivals, 1, memory_order_acq_rel) + 1;
-    /* Arrivals of an epoch complete only after those of the one before: the count tells the last one. */
-    if (arrivals % (uint64_t)group->size == 0) {
-        ag_post(&segment->generation, wanted);
-        return AG_OK;
+    if (!call->is_waiting) {
+        uint32_t epoch = ++group->epoch;
+        atomic_store_explicit(&page_of(group, group->rank)->arrived, epoch, memory_order_release);
+        uint64_t arrivals = atomic_fetch_add_explicit(&segment->arrivals, 1, memory_order_acq_rel) + 1;
+        /* Arrivals of an epoch begin only after those of the one before have ended: the count tells the last one. */
+        if (arrivals % (uint64_t)group->size == 0) {
+            ag_post(&segment->generation, epoch);
+            return AG_OK;
+        }
     }
-    group->peers.lost = -1;
-    int32_t status = ag_wait(&segment->generation, wanted, group->spin_ns, &group->peers, deadline_ns);
-    if (status == AG_OK) return AG_OK;
-    /* A peer may have come, finished and ended since: then nothing is lost. */
-    uint32_t generation = atomic_load_explicit(&segment->generation, memory_order_acquire);
-    if ((int32_t)(generation - wanted) >= 0) return AG_OK;
-    if (status == AG_TIMEOUT) group->peers.lost = first_missing(group, wanted);
+    int64_t now = ag_now(), slice = smaller(call->deadline_ns, now + AG_SLICE_NS);
+    int32_t status = ag_wait(&segment->generation, group->epoch, call->is_waiting ? 0 : group->spin_ns, &group->peers, slice);
+    call->is_waiting = status == AG_TIMEOUT && slice < call->deadline_ns;
+    if (call->is_waiting) return AG_AGAIN;
+    if (status == AG_TIMEOUT) group->peers.lost = first_missing(group, group->epoch);
     return status;
 }
 
@@ -85,11 +87,9 @@ static int same(const ag_descriptor *a, const ag_descriptor *b) {
            atomic_load_explicit(&a->factor, memory_order_relaxed) == atomic_load_explicit(&b->factor, memory_order_relaxed);
 }
 
-/* The first meeting of a call: all must have said the same. Everybody sees the same words, so everybody leaves or nobody does. */
-static int32_t meet_and_compare(ag_group *group, int64_t deadline_ns) {
-    uint32_t parity = group->epoch & 1;
-    int32_t status = meet(group, deadline_ns);
-    if (status != AG_OK) return status;
+/* After the first meeting of a call: all must have said the same. Everybody sees the same words, so everybody leaves or nobody does. */
+static int32_t compare(ag_group *group) {
+    uint32_t parity = (group->epoch - 1) & 1;
     const ag_descriptor *own = &page_of(group, group->rank)->said[parity];
     for (int32_t rank = 0; rank < group->size; rank++) {
         if (!same(own, &page_of(group, rank)->said[parity])) {
@@ -98,10 +98,6 @@ static int32_t meet_and_compare(ag_group *group, int64_t deadline_ns) {
         }
     }
     return AG_OK;
-}
-
-static int32_t end_epoch(ag_group *group, const ag_call *call, int64_t index) {
-    return index == 0 ? meet_and_compare(group, call->deadline_ns) : meet(group, call->deadline_ns);
 }
 
 static void copy(void *to, const void *from, int64_t num_bytes) {
@@ -117,23 +113,20 @@ static int32_t reduce_stretch(ag_group *group, const ag_call *call, char *out, c
     return ag_reduce(out, inputs, group->size, count, call->dtype, call->operation, call->factor);
 }
 
-/* All-reduce in which every rank reduces everything: one meeting per chunk, best for small messages and for two ranks. */
-static int32_t all_reduce_whole(ag_group *group, const ag_call *call) {
-    const char *in = call->inputs[0];
-    char *out = call->outputs[0];
-    int64_t element = call->element_bytes, chunk = smaller(group->stage_bytes, group->chunk_bytes) / element;
-    if (call->count * element <= group->stage_bytes && call->count * element <= group->small_bytes) chunk = call->count;
-    int64_t n = num_chunks(call->count, chunk);
-    for (int64_t index = 0; index <= n; index++) {
-        if (index < n) copy(mine(group), in + index * chunk * element, length_of(index, call->count, chunk) * element);
-        if (index > 0) {
-            int64_t at = (index - 1) * chunk * element;
-            int32_t status = reduce_stretch(group, call, out + at, in + at, 0, length_of(index - 1, call->count, chunk));
-            if (status != AG_OK) return status;
-        }
-        int32_t status = index < n ? end_epoch(group, call, index) : AG_OK;
-        if (status != AG_OK) return status;
-    }
+/* How a collective is cut: elements (bytes, where it only copies) of a chunk, how many chunks, how many steps. Outputs are written only
+ * from step 1 on, after all have been found to call the same. */
+typedef struct {
+    int32_t (*step)(ag_group *, ag_call *, int64_t chunk, int64_t index, int64_t n);
+    int64_t chunk;
+    int64_t n;
+    int64_t steps;
+} ag_course;
+
+/* All-reduce of one chunk by everybody: one meeting, best for small messages. */
+static int32_t whole_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
+    (void)chunk, (void)n;
+    if (index > 0) return reduce_stretch(group, call, call->outputs[0], call->inputs[0], 0, call->count);
+    copy(mine(group), call->inputs[0], call->count * call->element_bytes);
     return AG_OK;
 }
 
@@ -178,73 +171,40 @@ static void copy_out_slices(ag_group *group, const ag_call *call, int64_t chunk,
     }
 }
 
-/* All-reduce by owners of slices: (P - 1)/P of the data is staged, each element is reduced once. */
-static int32_t all_reduce_sliced(ag_group *group, const ag_call *call) {
-    int64_t line = AG_LINE / call->element_bytes * group->size;
-    int64_t chunk = group->chunk_bytes / call->element_bytes / line * line;
-    if (chunk <= 0) return AG_BAD;
-    int64_t n = num_chunks(call->count, chunk);
-    for (int64_t index = 0; index < n + 2; index++) {
-        if (index < n) stage_slices(group, call, chunk, index);
-        if (index >= 1 && index <= n) {
-            int32_t status = reduce_own_slice(group, call, chunk, index - 1);
-            if (status != AG_OK) return status;
-        }
-        if (index >= 2) copy_out_slices(group, call, chunk, index - 2);
-        int32_t status = index <= n ? end_epoch(group, call, index) : AG_OK;
-        if (status != AG_OK) return status;
-    }
-    return AG_OK;
-}
-
-static int32_t all_reduce(ag_group *group, const ag_call *call) {
-    if (call->count <= group->small_bytes / call->element_bytes) return all_reduce_whole(group, call);
-    return all_reduce_sliced(group, call);
+/* All-reduce by owners of slices: (P - 1)/P of the data is staged, each element is reduced once. Three chunks are under way. */
+static int32_t sliced_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
+    int32_t status = AG_OK;
+    if (index < n) stage_slices(group, call, chunk, index);
+    if (index >= 1 && index <= n) status = reduce_own_slice(group, call, chunk, index - 1);
+    if (index >= 2) copy_out_slices(group, call, chunk, index - 2);
+    return status;
 }
 
 /* Bytes of one rank's share of a slot when every rank has a part in it. */
 static int64_t share_of(const ag_group *group) { return group->stage_bytes / group->size / AG_LINE * AG_LINE; }
 
-static int32_t reduce_scatter(ag_group *group, const ag_call *call) {
-    int64_t element = call->element_bytes, share = share_of(group), chunk = share / element;
-    if (chunk <= 0) return AG_BAD;
-    int64_t n = num_chunks(call->count, chunk);
-    for (int64_t index = 0; index <= n; index++) {
-        int64_t bytes = length_of(index, call->count, chunk) * element;
-        for (int32_t rank = 0; rank < group->size && index < n; rank++)
-            if (rank != group->rank) copy(mine(group) + rank * share, (const char *)call->inputs[rank] + index * chunk * element, bytes);
-        if (index > 0) {
-            int64_t at = (index - 1) * chunk * element;
-            const char *own = (const char *)call->inputs[group->rank] + at;
-            char *out = (char *)call->outputs[0] + at;
-            int32_t status = reduce_stretch(group, call, out, own, group->rank * share, length_of(index - 1, call->count, chunk));
-            if (status != AG_OK) return status;
-        }
-        int32_t status = index < n ? end_epoch(group, call, index) : AG_OK;
-        if (status != AG_OK) return status;
-    }
-    return AG_OK;
+static int32_t reduce_scatter_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
+    int64_t element = call->element_bytes, share = share_of(group), at = (index - 1) * chunk * element;
+    int64_t bytes = length_of(index, call->count, chunk) * element;
+    for (int32_t rank = 0; rank < group->size && index < n; rank++)
+        if (rank != group->rank) copy(mine(group) + rank * share, (const char *)call->inputs[rank] + index * chunk * element, bytes);
+    if (index == 0) return AG_OK;
+    const char *own = (const char *)call->inputs[group->rank] + at;
+    return reduce_stretch(group, call, (char *)call->outputs[0] + at, own, group->rank * share, length_of(index - 1, call->count, chunk));
 }
 
-static int32_t reduce_to_root(ag_group *group, const ag_call *call) {
-    int64_t element = call->element_bytes, chunk = smaller(group->stage_bytes, group->chunk_bytes) / element;
-    int64_t n = num_chunks(call->count, chunk);
-    for (int64_t index = 0; index <= n; index++) {
-        const char *in = (const char *)call->inputs[0] + index * chunk * element;
-        if (index < n && group->rank != call->root) copy(mine(group), in, length_of(index, call->count, chunk) * element);
-        if (index > 0 && group->rank == call->root) {
-            int64_t at = (index - 1) * chunk * element;
-            const char *own = (const char *)call->inputs[0] + at;
-            int32_t status = reduce_stretch(group, call, (char *)call->outputs[0] + at, own, 0, length_of(index - 1, call->count, chunk));
-            if (status != AG_OK) return status;
-        }
-        int32_t status = index < n ? end_epoch(group, call, index) : AG_OK;
-        if (status != AG_OK) return status;
+static int32_t reduce_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
+    int64_t element = call->element_bytes, at = (index - 1) * chunk * element;
+    const char *in = (const char *)call->inputs[0];
+    if (group->rank != call->root) {
+        if (index < n) copy(mine(group), in + index * chunk * element, length_of(index, call->count, chunk) * element);
+        return AG_OK;
     }
-    return AG_OK;
+    if (index == 0) return AG_OK;
+    return reduce_stretch(group, call, (char *)call->outputs[0] + at, in + at, 0, length_of(index - 1, call->count, chunk));
 }
 
-/* What a rank stages of chunk `index` in a collective that only copies. */
+/* What a rank stages of a chunk in a collective that only copies. */
 static void stage_copy(ag_group *group, const ag_call *call, int64_t at, int64_t bytes) {
     int is_root = group->rank == call->root;
     if (call->kind == AG_ALL_GATHER || (call->kind == AG_GATHER && !is_root) || (call->kind == AG_BROADCAST && is_root))
@@ -270,37 +230,31 @@ static void finish_copy(ag_group *group, const ag_call *call, int64_t at, int64_
     }
 }
 
-static int32_t copy_collective(ag_group *group, const ag_call *call) {
-    int64_t total = call->count * call->element_bytes, chunk = smaller(group->stage_bytes, group->chunk_bytes);
-    int64_t n = num_chunks(total, chunk);
-    for (int64_t index = 0; index <= n; index++) {
-        if (index < n) stage_copy(group, call, index * chunk, length_of(index, total, chunk));
-        if (index > 0) finish_copy(group, call, (index - 1) * chunk, length_of(index - 1, total, chunk));
-        int32_t status = index < n ? end_epoch(group, call, index) : AG_OK;
-        if (status != AG_OK) return status;
-    }
+static int32_t copy_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
+    int64_t total = call->count * call->element_bytes;
+    if (index < n) stage_copy(group, call, index * chunk, length_of(index, total, chunk));
+    if (index > 0) finish_copy(group, call, (index - 1) * chunk, length_of(index - 1, total, chunk));
     return AG_OK;
 }
 
-/* The first epoch of an all-to-all tells everybody who sends how much to whom: sizes are checked and the number of chunks is known. */
-static int32_t agree_on_sizes(ag_group *group, const ag_call *call, int64_t *largest) {
-    memcpy(mine(group), call->input_bytes, sizeof(int64_t) * (size_t)group->size);
-    int32_t status = meet_and_compare(group, call->deadline_ns);
-    if (status != AG_OK) return status;
-    *largest = 0;
-    int32_t wrong = -1;
+/* The first two steps of an all-to-all tell everybody who sends how much to whom; whoever sees a difference tells all, since nobody may go
+ * on alone. Then the number of chunks is known to all. */
+static int32_t read_sizes(ag_group *group, ag_call *call) {
+    int64_t verdict = -1;
+    call->largest = 0;
     for (int32_t from = group->size - 1; from >= 0; from--) {
         const int64_t *sends = (const int64_t *)(const void *)theirs(group, from);
         for (int32_t to = 0; to < group->size; to++)
-            if (sends[to] > *largest) *largest = sends[to];
-        if (sends[group->rank] != call->output_bytes[from]) wrong = from;
+            if (sends[to] > call->largest) call->largest = sends[to];
+        if (sends[group->rank] != call->output_bytes[from]) verdict = from;
     }
-    /* Whoever sees a difference tells all: nobody may go on alone. */
-    int64_t verdict = wrong;
     memcpy(mine(group), &verdict, sizeof verdict);
-    status = meet(group, call->deadline_ns);
-    if (status != AG_OK) return status;
+    return AG_OK;
+}
+
+static int32_t read_verdicts(ag_group *group) {
     for (int32_t rank = 0; rank < group->size; rank++) {
+        int64_t verdict;
         memcpy(&verdict, theirs(group, rank), sizeof verdict);
         if (verdict < 0) continue;
         group->peers.lost = rank == group->rank ? (int32_t)verdict : rank;
@@ -309,46 +263,86 @@ static int32_t agree_on_sizes(ag_group *group, const ag_call *call, int64_t *lar
     return AG_OK;
 }
 
-static int32_t all_to_all(ag_group *group, const ag_call *call) {
-    int64_t share = share_of(group), largest = 0;
-    if (share <= 0) return AG_BAD;
-    int32_t status = agree_on_sizes(group, call, &largest);
-    if (status != AG_OK) return status;
-    int64_t n = num_chunks(largest, share);
-    for (int64_t index = 0; index <= n; index++) {
-        for (int32_t rank = 0; rank < group->size; rank++) {
-            int64_t now = index * share, before = now - share;
-            if (index < n && rank != group->rank)
-                copy(mine(group) + rank * share, (const char *)call->inputs[rank] + now, length_of(index, call->input_bytes[rank], share));
-            if (index == 0) continue;
-            const char *from = rank == group->rank ? (const char *)call->inputs[rank] + before : theirs(group, rank) + group->rank * share;
-            copy((char *)call->outputs[rank] + before, from, length_of(index - 1, call->output_bytes[rank], share));
-        }
-        status = index < n ? meet(group, call->deadline_ns) : AG_OK;
-        if (status != AG_OK) return status;
+static int32_t all_to_all_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
+    if (index == 0) {
+        memcpy(mine(group), call->input_bytes, sizeof(int64_t) * (size_t)group->size);
+        return AG_OK;
+    }
+    if (index == 1) return read_sizes(group, call);
+    if (index == 2 && read_verdicts(group) != AG_OK) return AG_MISMATCH;
+    int64_t part = index - 2, now = part * chunk, before = now - chunk;
+    for (int32_t rank = 0; rank < group->size; rank++) {
+        if (part < n && rank != group->rank)
+            copy(mine(group) + rank * chunk, (const char *)call->inputs[rank] + now, length_of(part, call->input_bytes[rank], chunk));
+        if (part == 0) continue;
+        const char *from = rank == group->rank ? (const char *)call->inputs[rank] + before : theirs(group, rank) + group->rank * chunk;
+        copy((char *)call->outputs[rank] + before, from, length_of(part - 1, call->output_bytes[rank], chunk));
     }
     return AG_OK;
 }
 
-static int32_t carry_out(ag_group *group, const ag_call *call) {
+static int32_t meet_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
+    (void)group, (void)call, (void)chunk, (void)index, (void)n;
+    return AG_OK;
+}
+
+static ag_course course_of(const ag_group *group, const ag_call *call) {
+    int64_t element = call->element_bytes, chunk = group->chunk_bytes / element;
     switch (call->kind) {
-    case AG_MEET: return meet_and_compare(group, call->deadline_ns);
-    case AG_ALL_REDUCE: return all_reduce(group, call);
-    case AG_REDUCE_SCATTER: return reduce_scatter(group, call);
-    case AG_REDUCE: return reduce_to_root(group, call);
-    case AG_ALL_TO_ALL: return all_to_all(group, call);
+    case AG_MEET: return (ag_course){meet_step, 1, 1, 2};
+    case AG_ALL_REDUCE: {
+        if (call->count <= group->small_bytes / element) return (ag_course){whole_step, 1, 1, 2};
+        int64_t lines = AG_LINE / element * group->size, n;
+        chunk = chunk / lines * lines;
+        n = chunk > 0 ? num_chunks(call->count, chunk) : 0;
+        return (ag_course){sliced_step, chunk, n, n + 2};
+    }
+    case AG_REDUCE_SCATTER: {
+        chunk = smaller(share_of(group), group->chunk_bytes) / element;
+        int64_t n = chunk > 0 ? num_chunks(call->count, chunk) : 0;
+        return (ag_course){reduce_scatter_step, chunk, n, n + 1};
+    }
+    case AG_REDUCE: {
+        int64_t n = num_chunks(call->count, chunk);
+        return (ag_course){reduce_step, chunk, n, n + 1};
+    }
+    case AG_ALL_TO_ALL: {
+        /* `largest` is known from step 1 on: before that the course is longer than what is done of it. */
+        int64_t share = share_of(group), n = share > 0 ? num_chunks(call->largest, share) : 0;
+        return (ag_course){all_to_all_step, share, n, n + 3};
+    }
     case AG_ALL_GATHER:
     case AG_BROADCAST:
     case AG_GATHER:
-    case AG_SCATTER: return copy_collective(group, call);
-    default: return AG_BAD;
+    case AG_SCATTER: {
+        int64_t n = num_chunks(call->count * element, group->chunk_bytes);
+        return (ag_course){copy_step, group->chunk_bytes, n, n + 1};
+    }
+    default: return (ag_course){NULL, 0, 0, 0};
     }
 }
 
-int32_t ag_collective(ag_group *group, const ag_call *call) {
+static int32_t carry_out(ag_group *group, ag_call *call) {
+    for (;;) {
+        ag_course course = course_of(group, call);
+        if (course.step == NULL || course.chunk <= 0) return AG_BAD;
+        int32_t status = call->is_waiting ? AG_OK : course.step(group, call, course.chunk, call->step, course.n);
+        if (status != AG_OK) return status;
+        course = course_of(group, call);
+        if (call->step + 1 == course.steps) return AG_OK;
+        status = meet(group, call);
+        if (status == AG_OK && call->step == 0) status = compare(group);
+        if (status != AG_OK) return status;
+        call->step++;
+    }
+}
+
+int32_t ag_collective(ag_group *group, ag_call *call) {
     if (group->size < 1 || group->size > AG_MAX_RANKS || call->count < 0 || call->element_bytes < 1) return AG_BAD;
-    if (atomic_load_explicit(&group->segment->broken, memory_order_acquire)) return AG_BROKEN;
-    say(group, call);
+    if (!call->is_waiting) {
+        if (atomic_load_explicit(&group->segment->broken, memory_order_acquire)) return AG_BROKEN;
+        say(group, call);
+    }
     int32_t status = carry_out(group, call);
     /* All leave together: whoever sees the reason first tells the others. A mismatch all see by themselves. */
     if (status == AG_PEER_LOST || status == AG_TIMEOUT)

@@ -12,6 +12,7 @@
 #define ARGOSY_COLLECTIVES 1
 #define AG_MAX_RANKS 256
 #define AG_REASON_SHIFT 20
+#define AG_AGAIN 16
 
 enum ag_kind {
     AG_MEET = 0,
@@ -91,12 +92,17 @@ typedef struct {
     void *const *outputs;
     const int64_t *input_bytes; /* all-to-all: bytes for each rank, and from each rank */
     const int64_t *output_bytes;
+    int64_t step;    /* of this library: where the call stands */
+    int64_t largest; /* of this library: the longest message of an all-to-all */
+    int32_t is_waiting;
+    int32_t pad;
 } ag_call;
 
 #pragma GCC visibility push(default)
 
-/* Carry out one call. On AG_PEER_LOST, AG_TIMEOUT and AG_MISMATCH peers.lost names the rank; no output has been written on AG_MISMATCH. */
-int32_t ag_collective(ag_group *group, const ag_call *call);
+/* Carry out one call, or a part of it: AG_AGAIN asks to be called again with the same arguments, so that a caller who waits long can look
+ * at its signals. On AG_PEER_LOST, AG_TIMEOUT and AG_MISMATCH peers.lost names the rank; no output has been written on AG_MISMATCH. */
+int32_t ag_collective(ag_group *group, ag_call *call);
 
 /* Break the group for everybody, once: the first reason stays. Returns the word that holds. */
 uint32_t ag_group_break(ag_group *group, uint32_t word);

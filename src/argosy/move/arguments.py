@@ -1,0 +1,283 @@
+"""From torch's arguments to calls: checks tensors, cuts parts, keeps copies for tensors that are no single piece of memory.
+
+groups.py asks for a `Request` per collective and hands its calls to a route. Nothing is sent from here, and nothing is written: a
+refused argument leaves all tensors as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from argosy.errors import ConfigError, NoRoute
+from argosy.move.calls import REDUCING, Call, Kind, Operation, can_reduce
+
+
+@dataclass(slots=True)
+class Request:
+    """Calls in order; then what must be copied back; `result` is what a Work gives."""
+
+    calls: list[Call]
+    result: list[Any]
+    copies_back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    @property
+    def is_beneath(self) -> bool:
+        """Whether Gloo does the work."""
+        return any(call.is_beneath for call in self.calls)
+
+    def finish(self) -> None:
+        """Copy back what was exchanged in copies."""
+        with torch.no_grad():
+            for target, source in self.copies_back:
+                target.copy_(source)
+
+
+def in_place(
+    kind: Kind,
+    tensors: Sequence[torch.Tensor],
+    operation: tuple[Operation, float] = (Operation.SUM, 1.0),
+    root: int = 0,
+) -> Request:
+    """All-reduce, reduce and broadcast: each tensor is input and output."""
+    request = Request([], list(tensors))
+    for tensor in tensors:
+        check(tensor, "tensor", may_be_sparse=kind is Kind.ALL_REDUCE)
+        call = Call(kind, tensor.dtype, tensor.numel(), operation=operation[0], root=root)
+        call.factor = operation[1]
+        call.is_beneath = tensor.layout != torch.strided or (
+            kind in REDUCING and not can_reduce(tensor.dtype, operation[0])
+        )
+        if not call.is_beneath:
+            memory = _writable(tensor, "tensor", request)
+            call.inputs, call.outputs = [memory], [memory]
+        request.calls.append(call)
+    return request
+
+
+def gather_single(output: torch.Tensor, given: torch.Tensor, size: int) -> Request:
+    """All-gather into one tensor."""
+    check(output, "output")
+    check(given, "input")
+    _same_dtype([output, given])
+    if output.numel() != given.numel() * size:
+        raise ConfigError(
+            f"all_gather: output has {output.numel()} elements, the inputs of {size} ranks {given.numel()} each",
+            fix=f"give an output of {given.numel() * size} elements",
+        )
+    request = Request([], [output])
+    memory = _writable(output, "output", request)
+    count = given.numel()
+    call = Call(Kind.ALL_GATHER, given.dtype, count, [_readable(given)])
+    call.outputs = parts(memory, [count] * size)
+    request.calls.append(call)
+    return request
+
+
+def gather_list(
+    kind: Kind, outputs: Sequence[torch.Tensor], given: torch.Tensor, size: int, root: int = 0
+) -> Request:
+    """All-gather or gather into a list; `outputs` is empty where nothing arrives."""
+    check(given, "input")
+    request = Request([], [list(outputs)])
+    if outputs and len(outputs) != size:
+        raise ConfigError(
+            f"{len(outputs)} output tensors for {size} ranks", fix="give one for each rank"
+        )
+    _same_dtype([given, *outputs])
+    _distinct(outputs)
+    call = Call(kind, given.dtype, given.numel(), [_readable(given)], root=root)
+    for index, output in enumerate(outputs):
+        check(output, f"output {index}")
+        _same_count(output, given.numel(), f"output {index}")
+        call.outputs.append(_writable(output, f"output {index}", request))
+    request.calls.append(call)
+    return request
+
+
+def scatter_single(
+    output: torch.Tensor, given: torch.Tensor, operation: tuple[Operation, float], size: int
+) -> Request:
+    """Reduce-scatter of one tensor."""
+    check(output, "output")
+    check(given, "input")
+    if given.numel() != output.numel() * size:
+        raise ConfigError(
+            f"reduce_scatter: input has {given.numel()} elements, {size} ranks take {output.numel()} each",
+            fix=f"give an input of {output.numel() * size} elements",
+        )
+    return _scattered(output, parts(_readable(given), [output.numel()] * size), operation)
+
+
+def scatter_list(
+    output: torch.Tensor,
+    given: Sequence[torch.Tensor],
+    operation: tuple[Operation, float],
+    size: int,
+) -> Request:
+    """Reduce-scatter of a list."""
+    check(output, "output")
+    if len(given) != size:
+        raise ConfigError(
+            f"{len(given)} input tensors for {size} ranks", fix="give one for each rank"
+        )
+    for index, tensor in enumerate(given):
+        check(tensor, f"input {index}")
+        _same_count(tensor, output.numel(), f"input {index}")
+    return _scattered(output, [_readable(tensor) for tensor in given], operation)
+
+
+def _scattered(
+    output: torch.Tensor, given: list[torch.Tensor], operation: tuple[Operation, float]
+) -> Request:
+    _same_dtype([output, *given])
+    request = Request([], [output])
+    call = Call(Kind.REDUCE_SCATTER, output.dtype, output.numel(), given)
+    call.operation, call.factor = operation
+    call.is_beneath = not can_reduce(output.dtype, operation[0])
+    call.outputs = [] if call.is_beneath else [_writable(output, "output", request)]
+    request.calls.append(call)
+    return request
+
+
+def scatter(
+    output: torch.Tensor, given: Sequence[torch.Tensor], *, root: int, is_root: bool, size: int
+) -> Request:
+    """Scatter from the root's list."""
+    check(output, "output")
+    request = Request([], [output])
+    if len(given) != (size if is_root else 0):
+        raise ConfigError(
+            f"scatter from rank {root}: {len(given)} input tensors here",
+            fix=f"give {size} tensors on rank {root} and none elsewhere",
+        )
+    _same_dtype([output, *given])
+    for index, tensor in enumerate(given):
+        check(tensor, f"input {index}")
+        _same_count(tensor, output.numel(), f"input {index}")
+    call = Call(Kind.SCATTER, output.dtype, output.numel(), [_readable(t) for t in given])
+    call.outputs, call.root = [_writable(output, "output", request)], root
+    request.calls.append(call)
+    return request
+
+
+def exchange_single(
+    output: torch.Tensor,
+    given: torch.Tensor,
+    splits: tuple[Sequence[int], Sequence[int]],
+    size: int,
+) -> Request:
+    """All-to-all of one tensor; `splits` are rows for the output and the input, empty for equal parts."""
+    check(output, "output")
+    check(given, "input")
+    _same_dtype([output, given])
+    request = Request([], [output])
+    memory = _writable(output, "output", request)
+    call = Call(Kind.ALL_TO_ALL, given.dtype, 0)
+    call.inputs = parts(_readable(given), _split_counts(given, splits[1], size, "input"))
+    call.outputs = parts(memory, _split_counts(output, splits[0], size, "output"))
+    request.calls.append(call)
+    return request
+
+
+def exchange_list(
+    outputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor], size: int
+) -> Request:
+    """All-to-all of lists."""
+    if len(outputs) != size or len(given) != size:
+        raise ConfigError(
+            f"all_to_all with {len(given)} inputs and {len(outputs)} outputs for {size} ranks",
+            fix="give one of each for each rank",
+        )
+    for name, tensors in (("input", given), ("output", outputs)):
+        for index, tensor in enumerate(tensors):
+            check(tensor, f"{name} {index}")
+    _same_dtype([*outputs, *given])
+    _distinct(outputs)
+    request = Request([], [list(outputs)])
+    call = Call(Kind.ALL_TO_ALL, given[0].dtype, 0, [_readable(tensor) for tensor in given])
+    call.outputs = [
+        _writable(tensor, f"output {index}", request) for index, tensor in enumerate(outputs)
+    ]
+    request.calls.append(call)
+    return request
+
+
+def check(tensor: torch.Tensor, name: str, *, may_be_sparse: bool = False) -> None:
+    """Refuse what no route takes."""
+    if tensor.device.type != "cpu":
+        raise NoRoute(
+            f"{name} {tuple(tensor.shape)} is on {tensor.device}: this backend moves CPU memory",
+            fix="move it to the CPU, or use a backend of that device for it",
+        )
+    if tensor.layout != torch.strided and not may_be_sparse:
+        raise NoRoute(
+            f"{name} {tuple(tensor.shape)} is sparse ({tensor.layout})", fix="use .to_dense()"
+        )
+
+
+def parts(memory: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """A contiguous tensor cut into pieces of so many elements."""
+    return list(torch.split(memory.view(-1), list(counts)))
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous()
+
+
+def _writable(tensor: torch.Tensor, name: str, request: Request) -> torch.Tensor:
+    """The tensor itself, or a copy that is copied back."""
+    if tensor.is_contiguous():
+        return tensor.detach()
+    if tensor._is_view() and 0 in tensor.stride() and tensor.numel() > 0:
+        raise ConfigError(
+            f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}: its elements share memory",
+            fix="use .clone() instead of an expanded tensor",
+        )
+    copy = tensor.detach().contiguous()
+    request.copies_back.append((tensor, copy))
+    return copy
+
+
+def _same_dtype(tensors: Sequence[torch.Tensor]) -> None:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise ConfigError(
+            f"tensors of one call have dtypes {', '.join(sorted(map(str, dtypes)))}",
+            fix="use one dtype",
+        )
+
+
+def _same_count(tensor: torch.Tensor, count: int, name: str) -> None:
+    if tensor.numel() != count:
+        raise ConfigError(
+            f"{name} has {tensor.numel()} elements, the others {count}", fix="give equal sizes"
+        )
+
+
+def _distinct(outputs: Sequence[torch.Tensor]) -> None:
+    """Two outputs at one place would silently hold one rank's data."""
+    places = [tensor.data_ptr() for tensor in outputs if tensor.numel() > 0]
+    if len(set(places)) < len(places):
+        raise ConfigError("output tensors overlap", fix="give each rank's output its own memory")
+
+
+def _split_counts(tensor: torch.Tensor, rows: Sequence[int], size: int, name: str) -> list[int]:
+    num_rows = tensor.shape[0] if tensor.dim() else 1
+    if not rows:
+        if num_rows % size:
+            raise ConfigError(
+                f"{name} has {num_rows} rows, which {size} ranks cannot share equally",
+                fix="give split sizes",
+            )
+        return [tensor.numel() // size] * size
+    if len(rows) != size or sum(rows) != num_rows or min(rows) < 0:
+        raise ConfigError(
+            f"{name} has {num_rows} rows, its split sizes are {list(rows)}",
+            fix=f"give {size} sizes that add up to {num_rows}",
+        )
+    width = tensor.numel() // num_rows if num_rows else 0
+    return [row * width for row in rows]

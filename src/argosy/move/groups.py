@@ -1,0 +1,260 @@
+"""The `argosy` backend of torch.distributed: shared memory inside a host, Gloo across hosts and for what has no kernel.
+
+Importing this module registers it: `import argosy.move.groups`, then `dist.init_process_group("argosy")`. Every collective becomes a
+`Request` (arguments.py), waits for its turn (works.py) and goes over the group's route (hosts.py). Names of methods are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from argosy.move import arguments, callsites, counters, hosts, torchgroup
+from argosy.move.arguments import Request
+from argosy.move.calls import Call, Kind
+from argosy.move.works import ArgosyWork, Turns
+
+NAME = "argosy"
+Tensors = Sequence[torch.Tensor]
+
+
+class ArgosyGroup(torchgroup.GroupOverGloo):
+    """A process group over shared memory with Gloo beneath."""
+
+    def __init__(self, birth: torchgroup.Birth) -> None:
+        super().__init__(birth)
+        self._timeout = birth.timeout
+        self._rank, self._size = birth.rank, birth.size
+        self._host = hosts.settle(birth)
+        self._route = self._host.route
+        self._turns = Turns(birth.name)
+
+    def getRank(self) -> int:  # noqa: N802 - torch's name
+        """This process's rank in the group."""
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: N802 - torch's name
+        """Ranks in the group."""
+        return self._size
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """The name of the registration."""
+        return NAME
+
+    def _submit(
+        self, name: str, request: Request, options: Any, beneath: Callable[[], Any]
+    ) -> ArgosyWork:
+        is_async = torchgroup.is_async(options)
+        timeout = torchgroup.timeout_seconds(options, self._timeout)
+        site = callsites.find(2) if is_async else ""
+        for call in request.calls:
+            call.name, call.site = name, site
+
+        def job() -> None:
+            for call in request.calls:
+                self._route.run(call, timeout)
+            if request.is_beneath:
+                counters.own.gloo_calls += 1
+                beneath().wait()
+            else:
+                counters.own.shared_memory_calls += 1
+                request.finish()
+
+        return self._turns.take(job, request.result, is_async=is_async)
+
+    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None, **_: Any) -> ArgosyWork:
+        """Each tensor becomes the reduction of all ranks' tensors, in rank order."""
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        operation = torchgroup.operation_of(opts)
+        request = arguments.in_place(Kind.ALL_REDUCE, tensors, operation)
+        options = torchgroup.options_of("allreduce", opts)
+        return self._submit(
+            "all_reduce", request, opts, lambda: self.gloo.allreduce(list(tensors), options)
+        )
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any = 0, **_: Any) -> ArgosyWork:
+        """Each tensor becomes the root's."""
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        request = arguments.in_place(Kind.BROADCAST, tensors, root=torchgroup.root_of(opts))
+        return self._submit("broadcast", request, opts, self._no_gloo)
+
+    def reduce(self, tensors: Tensors | torch.Tensor, opts: Any = 0, *more: Any) -> ArgosyWork:
+        """The root's tensors become the reduction."""
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        operation = torchgroup.operation_of(more[0] if more else getattr(opts, "reduceOp", None))
+        root = torchgroup.root_of(opts)
+        request = arguments.in_place(Kind.REDUCE, tensors, operation, root)
+        options = torchgroup.options_of("reduce", opts)
+        return self._submit(
+            "reduce", request, opts, lambda: self.gloo.reduce(list(tensors), options)
+        )
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
+        """Each output list becomes all ranks' inputs."""
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        requests = [
+            arguments.gather_list(Kind.ALL_GATHER, list(into), given, self._size)
+            for into, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._submit("all_gather", _joined(requests), opts, self._no_gloo)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ArgosyWork:
+        """Several all-gathers into lists."""
+        return self.allgather(outputs, inputs, opts)
+
+    def all_gather_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, **_: Any
+    ) -> ArgosyWork:
+        """The output becomes all ranks' inputs, one after the other."""
+        request = arguments.gather_single(output, given, self._size)
+        return self._submit("all_gather_single", request, opts, self._no_gloo)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> ArgosyWork:
+        """Several all-gathers at once."""
+        requests = [
+            arguments.gather_single(output, given, self._size)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._submit("all_gather_single", _joined(requests), opts, self._no_gloo)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = 0, **_: Any) -> ArgosyWork:
+        """The root's output list becomes all ranks' inputs."""
+        root = torchgroup.root_of(opts)
+        given = inputs if isinstance(inputs, torch.Tensor) else inputs[0]
+        into: Any = outputs if isinstance(inputs, torch.Tensor) else (outputs or [[]])[0]
+        into = list(into) if self._rank == root else []
+        request = arguments.gather_list(Kind.GATHER, into, given, self._size, root)
+        return self._submit("gather", request, opts, self._no_gloo)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, **_: Any) -> ArgosyWork:
+        """Each output becomes its part of the root's list."""
+        root = torchgroup.root_of(opts)
+        output = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+        given: Any = inputs if isinstance(outputs, torch.Tensor) else (inputs or [[]])[0]
+        request = arguments.scatter(
+            output,
+            list(given) if self._rank == root else [],
+            root=root,
+            is_root=self._rank == root,
+            size=self._size,
+        )
+        return self._submit("scatter", request, opts, self._no_gloo)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
+        """Each output becomes the reduction of all ranks' inputs for this rank."""
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        operation = torchgroup.operation_of(opts)
+        requests = [
+            arguments.scatter_list(output, list(given), operation, self._size)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        options = torchgroup.options_of("reduce_scatter", opts)
+        return self._submit(
+            "reduce_scatter",
+            _joined(requests),
+            opts,
+            lambda: self.gloo.reduce_scatter(list(outputs), [list(i) for i in inputs], options),
+        )
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, **_: Any
+    ) -> ArgosyWork:
+        """The output becomes this rank's part of the reduction."""
+        return self.reduce_scatter_single_coalesced([output], [given], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> ArgosyWork:
+        """Several reduce-scatters at once."""
+        operation = torchgroup.operation_of(opts)
+        requests = [
+            arguments.scatter_single(output, given, operation, self._size)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        options = torchgroup.options_of("reduce_scatter", opts)
+
+        def beneath() -> Any:
+            works = [
+                self.gloo._reduce_scatter_base(output, given, options)
+                for output, given in zip(outputs, inputs, strict=True)
+            ]
+            for work in works[:-1]:
+                work.wait()
+            return works[-1]
+
+        return self._submit("reduce_scatter_single", _joined(requests), opts, beneath)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+        **_: Any,
+    ) -> ArgosyWork:
+        """Part r of the output becomes rank r's part for this rank."""
+        splits = (list(output_split_sizes or ()), list(input_split_sizes or ()))
+        request = arguments.exchange_single(output, given, splits, self._size)
+        return self._submit("all_to_all_single", request, opts, self._no_gloo)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ArgosyWork:
+        """The same with lists."""
+        request = arguments.exchange_list(list(outputs), list(inputs), self._size)
+        return self._submit("all_to_all", request, opts, self._no_gloo)
+
+    def barrier(self, opts: Any = None, **_: Any) -> ArgosyWork:
+        """Until all ranks are here."""
+        call = Call(Kind.MEET, torch.uint8, 0)
+        return self._submit("barrier", Request([call], []), opts, self._no_gloo)
+
+    def _no_gloo(self) -> Any:
+        raise AssertionError("only requests that are beneath reach Gloo")
+
+    def abort(self) -> None:
+        """Make every rank leave its waits with an error, and end this group."""
+        self._route.abort()
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """End the group's thread and give its memory back; what others still wait for ends by itself."""
+        if not self._turns.close():
+            self._route.abort()
+            self._turns.close()
+        self._host.close()
+        self.gloo.shutdown()
+
+    def set_timeout(self, timeout: Any) -> None:
+        """For calls from now on."""
+        self._timeout = timeout
+        self.gloo.set_timeout(timeout)
+
+
+def _joined(requests: Sequence[Request]) -> Request:
+    """One request of several."""
+    return Request(
+        [call for request in requests for call in request.calls],
+        [entry for request in requests for entry in request.result],
+        [pair for request in requests for pair in request.copies_back],
+    )
+
+
+torchgroup.register(NAME, ArgosyGroup)

@@ -1,0 +1,130 @@
+"""Which ranks of a group share a host, by which path they talk, and the route that follows from it.
+
+`settle` is collective: every rank of a new group calls it once. All ranks take the same path: native code only where every rank has
+it. `ARGOSY_LOCALITY` may split a host further (ranks with different values are treated as on different hosts), never join two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Protocol
+
+from argosy.errors import ProtocolError
+from argosy.move import locality, segment, torchgroup, verdicts
+from argosy.move.calls import Call
+from argosy.move.nativeroute import NativeRoute
+from argosy.move.soloroute import SoloRoute
+
+SPLIT = "ARGOSY_LOCALITY"
+_SLOT_BYTES = 1 << 20
+_SLOTS_BYTES = 16 << 20
+"""A group of many ranks gets smaller slots."""
+
+_most_local = 1
+"""Ranks of this program on this host, as far as groups have shown: they compete for its cores."""
+
+
+class Route(Protocol):
+    """How calls of a group are carried out."""
+
+    def run(self, call: Call, timeout_seconds: float) -> None:
+        """Carry out one call; raises when it cannot."""
+
+    def abort(self) -> None:
+        """Make every rank leave what it waits for."""
+
+
+class Host:
+    """This process's place among the ranks of its host, and what must be given back at the end."""
+
+    def __init__(self, groups: list[list[int]], rank: int, *, is_native: bool) -> None:
+        self.groups = groups
+        self.ranks = next(group for group in groups if rank in group)
+        self.index = self.ranks.index(rank)
+        self.is_native = is_native
+        self.route: Route = SoloRoute()
+        self.segment: segment.Segment | None = None
+        self.near: locality.Locality | None = None
+
+    def close(self) -> None:
+        """Give memory and descriptors back."""
+        if self.segment is not None:
+            self.segment.close()
+        if self.near is not None:
+            self.near.close()
+
+
+def settle(birth: torchgroup.Birth) -> Host:
+    """Find the ranks of this host and open the memory that they share."""
+    global _most_local
+    timeout = birth.timeout.total_seconds()
+    store = torchgroup.inner_store(birth.store, "argosy")
+    cards = _exchange(store, birth)
+    is_native = all(card["native"] for card in cards)
+    splits = sorted({card["split"] for card in cards})
+    own = [rank for rank, card in enumerate(cards) if card["split"] == cards[birth.rank]["split"]]
+    name = str(splits.index(cards[birth.rank]["split"]))
+    near = locality.prove(
+        torchgroup.inner_store(store, f"near{name}"),
+        own.index(birth.rank),
+        len(own),
+        timeout=timeout,
+    )
+    try:
+        groups = [[own[index] for index in group] for group in near.groups]
+        if len(splits) > 1:
+            groups = _all_groups(store, birth.rank == own[0], name, len(splits), groups)
+        host = Host(groups, birth.rank, is_native=is_native)
+        host.near = near
+        _most_local = max(_most_local, len(host.ranks))
+        if len(host.ranks) > 1:
+            _open(host, near, birth.name, timeout)
+    except BaseException:
+        near.close()
+        raise
+    return host
+
+
+def _exchange(store: torchgroup.Store, birth: torchgroup.Birth) -> list[dict[str, Any]]:
+    card = {
+        "version": segment.VERSION,
+        "native": int(segment.library() is not None),
+        "split": os.environ.get(SPLIT, ""),
+    }
+    store.set(f"card{birth.rank}", json.dumps(card))
+    names = [f"card{rank}" for rank in range(birth.size)]
+    cards = [json.loads(text) for text in store.multi_get(names)]
+    for rank, other in enumerate(cards):
+        if other["version"] != segment.VERSION:
+            raise ProtocolError(
+                f"rank {rank} speaks version {other['version']} of the collectives, rank {birth.rank} {segment.VERSION}",
+                fix="install one version of this package for all ranks",
+            )
+    return cards
+
+
+def _all_groups(
+    store: torchgroup.Store, is_first: bool, name: str, num_splits: int, groups: list[list[int]]
+) -> list[list[int]]:
+    if is_first:
+        store.set(f"groups{name}", json.dumps(groups))
+    found = store.multi_get([f"groups{split}" for split in range(num_splits)])
+    return sorted(group for text in found for group in json.loads(text))
+
+
+def _open(host: Host, near: locality.Locality, name: str, timeout: float) -> None:
+    size = len(host.ranks)
+    if near.is_leader:
+        slot_bytes = min(_SLOT_BYTES, _SLOTS_BYTES // size)
+        opened = segment.Segment.create(size, slot_bytes, is_native=host.is_native)
+        os.close(near.share(opened.descriptor, timeout=timeout))
+    else:
+        descriptor = near.share(timeout=timeout)
+        opened = segment.Segment.open(descriptor, num_ranks=size, is_native=host.is_native)
+    host.segment = opened
+    place = verdicts.Place(opened, host.index, host.ranks, name)
+    if host.is_native:
+        host.route = NativeRoute(place, near.watched(), num_local=_most_local)
+    else:
+        raise NotImplementedError

@@ -1,0 +1,110 @@
+"""Collectives inside a host by native code: one C call per collective, without the GIL.
+
+Made by hosts.py once all ranks have agreed on the native path. Not safe for two threads at once: works.py gives calls their turn.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from typing import Any
+
+from argosy.errors import InvariantError
+from argosy.move import verdicts
+from argosy.move.calls import DTYPE_CODES, Call, Kind
+from argosy.move.segment import (
+    AGAIN,
+    BROKEN,
+    REASON_SHIFT,
+    CallStruct,
+    GroupStruct,
+    library,
+)
+
+_SPIN_NS = 60_000
+_NO_SPIN_NS = 0
+_SMALL_BYTES = 256 << 10
+
+
+class NativeRoute:
+    """The native side of one process in one segment."""
+
+    def __init__(self, place: verdicts.Place, pidfds: list[int], *, num_local: int) -> None:
+        opened = library()
+        if opened is None:
+            raise InvariantError("a native route without native code")
+        self._library = opened
+        self.place = place
+        segment, size = place.segment, len(place.ranks)
+        self._pidfds = (ctypes.c_int32 * size)(*pidfds)
+        group = GroupStruct(segment=segment.address, rank=place.index, size=size)
+        group.stage_bytes = stage_bytes(segment.slot_bytes, size)
+        group.chunk_bytes = group.stage_bytes
+        group.small_bytes = min(_SMALL_BYTES, group.stage_bytes)
+        # With more ranks than cores whoever spins keeps the one it waits for from running.
+        is_crowded = num_local > len(os.sched_getaffinity(0))
+        group.spin_ns = _NO_SPIN_NS if is_crowded else _SPIN_NS
+        group.peers.count, group.peers.lost = size, -1
+        group.peers.pidfds = ctypes.addressof(self._pidfds)
+        group.peers.broken = segment.address + BROKEN
+        self._group = group
+        self._group_address = ctypes.addressof(group)
+
+    def run(self, call: Call, timeout_seconds: float) -> None:
+        """Carry out one call; raises PeerLost, TimedOut or MismatchError."""
+        segment_call = CallStruct(
+            Kind.MEET if call.is_beneath else call.kind,
+            DTYPE_CODES[call.dtype],
+            call.operation,
+            call.root,
+            call.what(),
+            call.count,
+            call.dtype.itemsize,
+            call.factor,
+            time.monotonic_ns() + int(timeout_seconds * 1e9),
+        )
+        kept: list[Any] = []
+        if call.inputs and not call.is_beneath:
+            inputs = (ctypes.c_void_p * len(call.inputs))(*[t.data_ptr() for t in call.inputs])
+            segment_call.inputs = ctypes.addressof(inputs)
+            kept.append(inputs)
+        if call.outputs and not call.is_beneath:
+            outputs = (ctypes.c_void_p * len(call.outputs))(*[t.data_ptr() for t in call.outputs])
+            segment_call.outputs = ctypes.addressof(outputs)
+            kept.append(outputs)
+        if call.kind is Kind.ALL_TO_ALL and not call.is_beneath:
+            sends = (ctypes.c_int64 * len(call.inputs))(*[t.nbytes for t in call.inputs])
+            takes = (ctypes.c_int64 * len(call.outputs))(*[t.nbytes for t in call.outputs])
+            segment_call.input_bytes = ctypes.addressof(sends)
+            segment_call.output_bytes = ctypes.addressof(takes)
+            kept += [sends, takes]
+        status = self._library.ag_collective(self._group_address, ctypes.addressof(segment_call))
+        if status == AGAIN:
+            status = self._go_on(segment_call)
+        if status:
+            verdicts.raise_for(status, self._group.peers.lost, call, self.place)
+
+    def _go_on(self, segment_call: CallStruct) -> int:
+        """Wait on, in slices between which Python handles its signals."""
+        status = AGAIN
+        try:
+            while status == AGAIN:
+                status = self._library.ag_collective(
+                    self._group_address, ctypes.addressof(segment_call)
+                )
+        except BaseException:
+            # A handler has raised: this rank leaves in the middle of a call, so the others must not wait for it.
+            self.abort()
+            raise
+        return int(status)
+
+    def abort(self) -> None:
+        """Make every rank leave what it waits for."""
+        word = 1 + self.place.index | verdicts.ABORTED << REASON_SHIFT
+        self._library.ag_group_break(self._group_address, word)
+
+
+def stage_bytes(slot_bytes: int, size: int) -> int:
+    """How much of a slot is for staged data; the rest takes a reduced slice of as much."""
+    return slot_bytes * size // (size + 1) // 4096 * 4096

@@ -1,0 +1,153 @@
+"""The one file that touches internals of torch.distributed; a contract test names each of them.
+
+Gives groups.py a process group with Gloo beneath, the registration of a backend, plain values out of torch's option objects, and a Work.
+Knows nothing of shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from argosy.errors import NoRoute
+from argosy.move.calls import Operation
+
+Store = Any
+"""A torch.distributed store; torch does not type it."""
+# The methods' signatures in torch's stubs are not those that torch calls: types stop here.
+_ProcessGroup: Any = dist.ProcessGroup
+
+_OPERATIONS = {
+    dist.ReduceOp.SUM: Operation.SUM,
+    dist.ReduceOp.AVG: Operation.AVG,
+    dist.ReduceOp.MIN: Operation.MIN,
+    dist.ReduceOp.MAX: Operation.MAX,
+    dist.ReduceOp.PRODUCT: Operation.PRODUCT,
+    dist.ReduceOp.PREMUL_SUM: Operation.PREMUL_SUM,
+    dist.ReduceOp.BAND: Operation.BAND,
+    dist.ReduceOp.BOR: Operation.BOR,
+    dist.ReduceOp.BXOR: Operation.BXOR,
+}
+
+
+class Birth:
+    """What torch tells a backend when a group is made."""
+
+    def __init__(self, options: Any) -> None:
+        self.store: Store = options.store
+        self.rank = int(options.group_rank)
+        self.size = int(options.group_size)
+        self.timeout: timedelta = options.timeout
+        self.name = str(options.group_id)
+        self.global_ranks = [int(rank) for rank in options.global_ranks_in_group] or list(
+            range(self.size)
+        )
+
+
+def register(name: str, make: Callable[[Birth], Any]) -> None:
+    """Make `init_process_group(name)` and `new_group(backend=name)` call `make`; once per process is enough, twice is harmless."""
+    if name.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(
+        name, lambda options, _: make(Birth(options)), extended_api=True, devices=["cpu"]
+    )
+
+
+def inner_store(store: Store, name: str) -> Store:
+    """A part of a store that nobody else uses."""
+    return c10d.PrefixStore(name, store)
+
+
+class GroupOverGloo(_ProcessGroup):  # type: ignore[misc]
+    """A process group whose operations are Gloo's until a subclass defines them.
+
+    Calls from Python reach any method of a subclass by name; calls from C++ only those that torch's trampoline knows. Whatever is not
+    overridden goes to the Gloo backend registered here for the CPU.
+    """
+
+    def __init__(self, birth: Birth) -> None:
+        super().__init__(birth.rank, birth.size)
+        self.gloo: Any = c10d.ProcessGroupGloo(
+            inner_store(birth.store, "gloo"), birth.rank, birth.size, timeout=birth.timeout
+        )
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self.gloo)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self.gloo._set_sequence_number_for_group()
+        self._torch_name = birth.name
+        self._torch_description = ""
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._torch_name
+
+    @property
+    def group_desc(self) -> str:
+        """What the user calls the group."""
+        return self._torch_description
+
+    def _set_group_name(self, name: str) -> None:
+        self._torch_name = name
+        super()._set_group_name(name)
+
+    def _set_group_desc(self, description: str) -> None:
+        self._torch_description = description
+        super()._set_group_desc(description)
+
+
+def operation_of(options: Any) -> tuple[Operation, float]:
+    """The operation and its factor, out of a ReduceOp or options that hold one."""
+    given = getattr(options, "reduceOp", options)
+    if given is None:
+        return Operation.SUM, 1.0
+    operation = _OPERATIONS.get(getattr(given, "op", given))
+    if operation is None:
+        raise NoRoute(f"reduce operation {given} is unknown", fix="use one of torch's ReduceOp")
+    if operation is not Operation.PREMUL_SUM:
+        return operation, 1.0
+    factor = given.factor
+    if isinstance(factor, torch.Tensor):
+        factor = factor.item()
+    return operation, float(factor)
+
+
+def is_async(options: Any) -> bool:
+    """Whether the caller goes on before the work is done; callers without options wait."""
+    return bool(getattr(options, "asyncOp", True))
+
+
+def root_of(options: Any) -> int:
+    """The root's rank in the group."""
+    return int(options if isinstance(options, int) else options.rootRank)
+
+
+def timeout_seconds(options: Any, default: timedelta) -> float:
+    """The caller's timeout, or the group's."""
+    given = getattr(options, "timeout", None)
+    if isinstance(given, timedelta) and given.total_seconds() > 0:
+        return given.total_seconds()
+    return default.total_seconds()
+
+
+_OPTIONS: dict[str, Any] = {
+    "allreduce": c10d.AllreduceOptions,
+    "reduce": c10d.ReduceOptions,
+    "reduce_scatter": c10d.ReduceScatterOptions,
+}
+
+
+def options_of(method: str, given: Any) -> Any:
+    """Options that Gloo takes for a method: those given, or new ones around a bare operation."""
+    wanted = _OPTIONS[method]
+    if isinstance(given, wanted):
+        return given
+    options = wanted()
+    operation = getattr(given, "reduceOp", given)
+    if operation is not None and not isinstance(operation, int):
+        options.reduceOp = operation
+    return options

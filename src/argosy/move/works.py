@@ -1,0 +1,174 @@
+"""Turns of a group: calls run in the order in which they were made, in their caller's thread where nobody has to be waited for.
+
+`Turns.take` runs a job inline, or hands it to the group's one thread when the caller wants to go on; both give a `FinishedWork` or
+`PendingWork` as torch expects it. The thread is started by the first asynchronous call and ends with `close`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from argosy.errors import ConfigError, TimedOut
+
+Job = Callable[[], None]
+_CLOSE_SECONDS = 5.0
+
+
+class ArgosyWork(dist.Work):
+    """A call that has ended or will: `wait()` raises what went wrong, `get_future()` gives the tensors."""
+
+    def __init__(self, result: list[Any]) -> None:
+        super().__init__()
+        self._result = result
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        self._future: torch.futures.Future[Any] | None = None
+        self._lock = threading.Lock()
+
+    def end(self, failure: BaseException | None) -> None:
+        """Tell whoever waits."""
+        with self._lock:
+            self._failure = failure
+            self._ended.set()
+            future = self._future
+        if future is not None:
+            self._fulfil(future)
+
+    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
+        if self._failure is None:
+            future.set_result(self._result)
+        elif isinstance(self._failure, Exception):
+            future.set_exception(self._failure)
+        else:
+            future.set_exception(RuntimeError(str(self._failure)))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until it has ended."""
+        seconds = None if timeout is None else timeout.total_seconds()
+        if not self._ended.wait(seconds if seconds and seconds > 0 else None):
+            raise TimedOut(f"a collective has not ended in {seconds:g} s", fix="wait longer")
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Completes with the tensors that the call fills."""
+        with self._lock:
+            is_new = self._future is None
+            if self._future is None:
+                self._future = torch.futures.Future()
+            future, has_ended = self._future, self._ended.is_set()
+        if is_new and has_ended:
+            self._fulfil(future)
+        return future
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._ended.is_set() and self._failure is None
+
+    def exception(self) -> BaseException | None:
+        """What went wrong."""
+        return self._failure
+
+    def result(self) -> list[Any]:
+        """The tensors that the call fills."""
+        return self._result
+
+    def synchronize(self) -> None:
+        """Nothing remains to be waited for on a CPU but the call itself."""
+        self.wait()
+
+
+class Turns:
+    """One call at a time, first come first served."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._turn = threading.Lock()
+        self._count_lock = threading.Lock()
+        self._num_waiting = 0
+        self._queue: queue.SimpleQueue[tuple[Job, ArgosyWork] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def take(self, job: Job, result: list[Any], *, is_async: bool) -> ArgosyWork:
+        """Run a job when its turn has come; the work is already done for a caller that waits anyway."""
+        work = ArgosyWork(result)
+        if is_async or self._must_queue():
+            self._enqueue(job, work)
+            if not is_async:
+                work.wait()
+            return work
+        try:
+            with self._turn:
+                job()
+        finally:
+            self._leave()
+        work.end(None)
+        return work
+
+    def _must_queue(self) -> bool:
+        """Claim the turn if nobody waits for it."""
+        with self._count_lock:
+            if self._num_waiting:
+                return True
+            self._refuse_when_closed()
+            self._num_waiting = 1
+            return False
+
+    def _leave(self) -> None:
+        with self._count_lock:
+            self._num_waiting -= 1
+
+    def _refuse_when_closed(self) -> None:
+        if self._is_closed:
+            raise ConfigError(
+                f"process group {self._name} has been shut down", fix="make a new process group"
+            )
+
+    def _enqueue(self, job: Job, work: ArgosyWork) -> None:
+        with self._count_lock:
+            self._refuse_when_closed()
+            self._num_waiting += 1
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name=f"argosy-{self._name}", daemon=True
+                )
+                self._thread.start()
+            self._queue.put((job, work))
+
+    def _serve(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            job, work = entry
+            failure: BaseException | None = None
+            try:
+                with self._turn:
+                    job()
+            except Exception as raised:  # noqa: BLE001 - a thread's entry point: the failure belongs to whoever waits
+                failure = raised
+            self._leave()
+            work.end(failure)
+            del entry, job, work
+
+    def close(self) -> bool:
+        """Let what was queued end, then end the thread; whether it has ended within a few seconds."""
+        with self._count_lock:
+            if not self._is_closed:
+                self._queue.put(None)
+            self._is_closed = True
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(_CLOSE_SECONDS)
+        return not thread.is_alive()
