@@ -44,5 +44,5 @@ peers: setup    ## .peers/: environments of the programs the benchmarks compare 
 	scripts/peers
 
 clean:          ## remove what the other targets made in this directory (`argosy down` ends a cluster)
-	rm -rf $(VENV) .peers build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .import-linter.log
+	rm -rf $(VENV) .peers build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .import-linter.log src/argosy/native/_kernels*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

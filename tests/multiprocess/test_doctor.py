@@ -16,7 +16,7 @@ from argosy.control import hostchecks
 pytestmark = pytest.mark.multiprocess
 
 NAMES = {
-    "interpreter", "torch", "CPU instructions", "memory", "shared memory", "huge pages", "home", "disk", "limits",
+    "interpreter", "torch", "CPU instructions", "kernels", "memory", "shared memory", "huge pages", "home", "disk", "limits",
     "clock", "processes", "containment", "memory limits", "stacks", "name lookup",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Is this interpreter fit to train: its version, torch, and the CPU's instructions as torch really uses them.
+"""Is this interpreter fit to train: its version, torch, the CPU's instructions as torch really uses them, and our native kernels.
 
 Called by `argosy doctor`, after the checks of the host. torch is only ever imported in a child process, by command line, so a torch
 that crashes or hangs costs one line of the report and nothing else.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from argosy.control import isa
 from argosy.control.hostchecks import Check, broken, ok, run_child, warning
+from argosy.native import loader
 
 _TORCH_DEADLINE_SECONDS = 120.0
 
@@ -56,6 +57,7 @@ def torch_checks() -> list[tuple[str, Callable[[], Check]]]:
         ("interpreter", check_interpreter),
         ("torch", check_torch),
         ("CPU instructions", check_instructions),
+        ("kernels", check_kernels),
     ]
 
 
@@ -106,6 +108,34 @@ def check_instructions() -> Check:
     return judge_instructions(
         best_of(flags), cap=cap, own=own, with_cap=with_cap, without_cap=without
     )
+
+
+def check_kernels() -> Check:
+    """Whether sums and waits are done by native code, and by which instructions; results are the same without."""
+    # In a child: an object of another compiler or CPU may die when it is opened.
+    command = [
+        sys.executable,
+        "-c",
+        "import json; from argosy.native import loader; print(json.dumps(loader.state()))",
+    ]
+    code, output, error, _ = run_child(command, timeout_seconds=20.0)
+    if code != 0:
+        return warning(
+            "kernels",
+            f"opening the native kernels {how_it_ended(code, error)}",
+            f"{loader.REBUILD}; until then export {loader.SWITCH}=0",
+        )
+    return judge_kernels(loader.State(*json.loads(output.strip().splitlines()[-1])))
+
+
+def judge_kernels(found: loader.State) -> Check:
+    """Decide from what the loader found."""
+    if found.path == loader.WITHOUT:
+        detail = (
+            f"{found.path} ({found.detail}): the same results, collectives several times slower"
+        )
+        return warning("kernels", detail, found.mend)
+    return ok("kernels", f"native, {found.path} ({found.detail})")
 
 
 def judge_instructions(

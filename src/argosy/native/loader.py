@@ -18,6 +18,8 @@ ABI = 1
 SWITCH = "ARGOSY_NATIVE"
 WITHOUT = "torch operations"
 
+REBUILD = "install a C compiler (Debian: apt-get install gcc libc6-dev), then argosy again (in a checkout: make setup)"
+
 _HERE = Path(__file__).parent
 
 OK, TIMEOUT, PEER_LOST, BROKEN, MISMATCH, BAD = range(6)
@@ -83,6 +85,12 @@ def state() -> State:
     return found._replace(path=path())
 
 
+def describe() -> str:
+    """The state in a line or two."""
+    found = state()
+    return f"{found.path} ({found.detail})" + (f"\n  fix: {found.mend}" if found.mend else "")
+
+
 def path() -> str:
     """The path's name, part of the numerics fingerprint: "avx2", "baseline", … or "torch operations"."""
     opened = library()
@@ -97,23 +105,22 @@ def file() -> Path | None:
 
 @functools.cache
 def _find() -> tuple[ctypes.CDLL | None, ctypes.PyDLL | None, State]:
-    rebuild = "install a C compiler (Debian: apt-get install gcc libc6-dev), then `pip install --force-reinstall --no-deps` argosy again"
     if os.environ.get(SWITCH, "") == "0":
         detail = f"turned off by {SWITCH}=0"
         return None, None, State(WITHOUT, detail, f"unset {SWITCH}")
     found = file()
     if found is None:
-        return None, None, State(WITHOUT, "no native kernels were built", rebuild)
+        return None, None, State(WITHOUT, "no native kernels were built", REBUILD)
     try:
         opened, held = ctypes.CDLL(str(found)), ctypes.PyDLL(str(found))
         abi = opened.ag_abi()
         if abi != ABI:
             detail = f"{found.name} has interface {abi}, this version needs {ABI}"
-            return None, None, State(WITHOUT, detail, rebuild)
+            return None, None, State(WITHOUT, detail, REBUILD)
         for handle in (opened, held):
             declare(handle, _FUNCTIONS)
     except (OSError, AttributeError) as failure:
-        return None, None, State(WITHOUT, f"{found.name} cannot be used: {failure}", rebuild)
+        return None, None, State(WITHOUT, f"{found.name} cannot be used: {failure}", REBUILD)
     return opened, held, State("", found.name)
 
 

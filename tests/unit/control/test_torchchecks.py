@@ -2,7 +2,8 @@
 
 import pytest
 
-from argosy.control.torchchecks import best_of, how_it_ended, judge_instructions
+from argosy.control.torchchecks import best_of, how_it_ended, judge_instructions, judge_kernels
+from argosy.native import loader
 
 DIES = "dies with SIGILL"
 
@@ -57,3 +58,17 @@ def test_the_best_instructions_are_named_for_people():
     assert best_of(frozenset({"avx2", "avx512f", "amx_tile", "amx_bf16"})) == "AMX"
     assert best_of(frozenset({"avx512f", "avx512_bf16"})) == "AVX-512 with bf16"
     assert best_of(frozenset({"avx2"})) == "AVX2"
+
+
+def test_native_kernels_are_named_with_their_path():
+    check = judge_kernels(loader.State("avx2", "_kernels.so"))
+    assert (check.state, check.detail) == ("ok", "native, avx2 (_kernels.so)")
+
+
+def test_missing_kernels_are_a_warning_with_the_mend():
+    check = judge_kernels(
+        loader.State(loader.WITHOUT, "no native kernels were built", loader.REBUILD)
+    )
+    assert check.state == "warning"
+    assert check.detail.startswith("torch operations (no native kernels were built)")
+    assert "C compiler" in check.mend
