@@ -48,7 +48,7 @@ class Round(msgspec.Struct, frozen=True, order=True):
 
 def seal_of(round: Round, node: Node) -> int:
     """The word that makes a block valid; 0 is a block that is being written."""
-    return _mix(round.version, round.step, round.part, node.first, node.count)
+    return _mix(round.version, round.step, round.part, node.first, node.size)
 
 
 def is_claimable(claim: int, seal: int, is_of_this_round: bool) -> bool:

@@ -71,7 +71,12 @@ def test_seals_and_tags_differ_for_every_difference():
         for first in range(8)
         for count in range(1, 9)
     ]
-    tags = [Round(version, step, part).tag for version in range(30) for step in range(30) for part in range(3)]
+    tags = [
+        Round(version, step, part).tag
+        for version in range(30)
+        for step in range(30)
+        for part in range(3)
+    ]
     assert len(set(made)) == len(made)
     assert len(set(tags)) == len(tags)
     assert 0 not in made
