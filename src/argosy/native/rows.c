@@ -1,0 +1,88 @@
+/* Copies of rows, for moving a part of a tensor between two layouts.
+ *
+ * A row-wise memcpy reads every line of the destination before it overwrites it, since each row by itself is short. When all rows together are
+ * larger than the caches are worth, whole lines are stored past them: a third less traffic. Order of stores does not matter to the caller until a
+ * later release store, which the fence at the end makes safe.
+ */
+#include "rows.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+enum { LINE = 64, LEAST_ROW = 4 * LINE, LEAST_TOTAL = 16 << 20 };
+
+#if defined(__x86_64__)
+/* Both pointers at any alignment; only whole lines of the destination are streamed. */
+static void copy_past_caches(unsigned char *dst, const unsigned char *src, int64_t num_bytes)
+{
+    int64_t head = (int64_t)((LINE - ((uintptr_t)dst & (LINE - 1))) & (LINE - 1));
+    memcpy(dst, src, (size_t)head);
+    dst += head, src += head, num_bytes -= head;
+    for (; num_bytes >= LINE; num_bytes -= LINE, dst += LINE, src += LINE) {
+        __m128i a = _mm_loadu_si128((const __m128i *)src);
+        __m128i b = _mm_loadu_si128((const __m128i *)src + 1);
+        __m128i c = _mm_loadu_si128((const __m128i *)src + 2);
+        __m128i d = _mm_loadu_si128((const __m128i *)src + 3);
+        _mm_prefetch((const char *)src + 16 * LINE, _MM_HINT_T0);
+        _mm_stream_si128((__m128i *)dst, a);
+        _mm_stream_si128((__m128i *)dst + 1, b);
+        _mm_stream_si128((__m128i *)dst + 2, c);
+        _mm_stream_si128((__m128i *)dst + 3, d);
+    }
+    memcpy(dst, src, (size_t)num_bytes);
+}
+#endif
+
+static void copy_row(unsigned char *dst, const unsigned char *src, int64_t num_bytes, int is_streamed)
+{
+#if defined(__x86_64__)
+    if (is_streamed) {
+        copy_past_caches(dst, src, num_bytes);
+        return;
+    }
+#else
+    (void)is_streamed;
+#endif
+    memcpy(dst, src, (size_t)num_bytes);
+}
+
+struct grid {
+    int64_t row_bytes;
+    int32_t num_dims;
+    int is_streamed;
+    const int64_t *sizes, *dst_steps, *src_steps;
+};
+
+static void copy_grid(const struct grid *grid, unsigned char *dst, const unsigned char *src, int32_t dim)
+{
+    if (dim == grid->num_dims) {
+        copy_row(dst, src, grid->row_bytes, grid->is_streamed);
+        return;
+    }
+    int64_t count = grid->sizes[dim], dst_step = grid->dst_steps[dim], src_step = grid->src_steps[dim];
+    if (dim + 1 == grid->num_dims) {
+        for (int64_t i = 0; i < count; i++)
+            copy_row(dst + i * dst_step, src + i * src_step, grid->row_bytes, grid->is_streamed);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        copy_grid(grid, dst + i * dst_step, src + i * src_step, dim + 1);
+}
+
+void ag_copy_rows(void *dst, const void *src, int64_t row_bytes, int32_t num_dims, const int64_t *sizes,
+                  const int64_t *dst_steps, const int64_t *src_steps)
+{
+    int64_t total = row_bytes;
+    for (int32_t dim = 0; dim < num_dims; dim++)
+        total *= sizes[dim];
+    int is_streamed = row_bytes >= LEAST_ROW && total >= LEAST_TOTAL;
+    struct grid grid = {row_bytes, num_dims, is_streamed, sizes, dst_steps, src_steps};
+    copy_grid(&grid, dst, src, 0);
+#if defined(__x86_64__)
+    if (is_streamed)
+        _mm_sfence();
+#endif
+}
