@@ -15,11 +15,14 @@ from argosy.move import locality, segment, torchgroup, verdicts
 from argosy.move.calls import Call
 from argosy.move.nativeroute import NativeRoute
 from argosy.move.soloroute import SoloRoute
+from argosy.move.torchroute import TorchRoute
 
 SPLIT = "ARGOSY_LOCALITY"
 _SLOT_BYTES = 1 << 20
 _SLOTS_BYTES = 16 << 20
 """A group of many ranks gets smaller slots."""
+
+_SPIN_SECONDS = 60e-6
 
 _most_local = 1
 """Ranks of this program on this host, as far as groups have shown: they compete for its cores."""
@@ -33,6 +36,9 @@ class Route(Protocol):
 
     def abort(self) -> None:
         """Make every rank leave what it waits for."""
+
+    def close(self) -> None:
+        """Let go of shared memory."""
 
 
 class Host:
@@ -49,6 +55,7 @@ class Host:
 
     def close(self) -> None:
         """Give memory and descriptors back."""
+        self.route.close()
         if self.segment is not None:
             self.segment.close()
         if self.near is not None:
@@ -124,7 +131,7 @@ def _open(host: Host, near: locality.Locality, name: str, timeout: float) -> Non
         opened = segment.Segment.open(descriptor, num_ranks=size, is_native=host.is_native)
     host.segment = opened
     place = verdicts.Place(opened, host.index, host.ranks, name)
-    if host.is_native:
-        host.route = NativeRoute(place, near.watched(), num_local=_most_local)
-    else:
-        raise NotImplementedError
+    # With more ranks than cores whoever spins keeps the one it waits for from running.
+    is_crowded = _most_local > len(os.sched_getaffinity(0))
+    make = NativeRoute if host.is_native else TorchRoute
+    host.route = make(place, near.watched(), spin_seconds=0.0 if is_crowded else _SPIN_SECONDS)

@@ -6,7 +6,6 @@ Made by hosts.py once all ranks have agreed on the native path. Not safe for two
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from typing import Any
 
@@ -20,17 +19,16 @@ from argosy.move.segment import (
     CallStruct,
     GroupStruct,
     library,
+    stage_bytes,
 )
 
-_SPIN_NS = 60_000
-_NO_SPIN_NS = 0
 _SMALL_BYTES = 256 << 10
 
 
 class NativeRoute:
     """The native side of one process in one segment."""
 
-    def __init__(self, place: verdicts.Place, pidfds: list[int], *, num_local: int) -> None:
+    def __init__(self, place: verdicts.Place, pidfds: list[int], *, spin_seconds: float) -> None:
         opened = library()
         if opened is None:
             raise InvariantError("a native route without native code")
@@ -42,9 +40,7 @@ class NativeRoute:
         group.stage_bytes = stage_bytes(segment.slot_bytes, size)
         group.chunk_bytes = group.stage_bytes
         group.small_bytes = min(_SMALL_BYTES, group.stage_bytes)
-        # With more ranks than cores whoever spins keeps the one it waits for from running.
-        is_crowded = num_local > len(os.sched_getaffinity(0))
-        group.spin_ns = _NO_SPIN_NS if is_crowded else _SPIN_NS
+        group.spin_ns = int(spin_seconds * 1e9)
         group.peers.count, group.peers.lost = size, -1
         group.peers.pidfds = ctypes.addressof(self._pidfds)
         group.peers.broken = segment.address + BROKEN
@@ -104,7 +100,5 @@ class NativeRoute:
         word = 1 + self.place.index | verdicts.ABORTED << REASON_SHIFT
         self._library.ag_group_break(self._group_address, word)
 
-
-def stage_bytes(slot_bytes: int, size: int) -> int:
-    """How much of a slot is for staged data; the rest takes a reduced slice of as much."""
-    return slot_bytes * size // (size + 1) // 4096 * 4096
+    def close(self) -> None:
+        """Nothing of the segment is held here but its address, which nobody uses after this."""

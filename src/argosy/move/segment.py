@@ -214,3 +214,8 @@ class Segment:
             self._map = None
             with contextlib.suppress(OSError):
                 os.close(self.descriptor)
+
+
+def stage_bytes(slot_bytes: int, num_ranks: int) -> int:
+    """How much of a slot is for staged data; the rest takes a reduced slice of as much."""
+    return slot_bytes * num_ranks // (num_ranks + 1) // PAGE * PAGE

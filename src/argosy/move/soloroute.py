@@ -29,3 +29,6 @@ class SoloRoute:
 
     def abort(self) -> None:
         """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""

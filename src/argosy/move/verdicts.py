@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from argosy.errors import ArgosyError, ConfigError, MismatchError, PeerLost, TimedOut
 from argosy.move import calls, callsites
-from argosy.move.segment import REASON_SHIFT, Segment
+from argosy.move.segment import BROKEN, REASON_SHIFT, Segment
 from argosy.native import loader
 
 ABORTED = 7
@@ -38,7 +38,7 @@ def raise_for(status: int, lost: int, call: calls.Call, place: Place) -> NoRetur
         raise ConfigError(
             f"{call} in group {place.group}: the kernels refuse it", fix="report this call"
         )
-    word = place.segment.word(64)
+    word = place.segment.word(BROKEN)
     if status == loader.BROKEN and word:
         status, lost = word >> REASON_SHIFT, (word & ((1 << REASON_SHIFT) - 1)) - 1
     raise broken_error(status, lost, call, place)
