@@ -69,6 +69,12 @@ class GenerationChanged(ArgosyError):
     exit_code = 75
 
 
+class RoundOver(ArgosyError):
+    """Others have finished the round that this process still worked for: go on from the committed version."""
+
+    exit_code = 75
+
+
 class PeerLost(ArgosyError):
     """A process that this one waited for has ended; `rank` says which."""
 

@@ -12,10 +12,11 @@ import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, TimedOut
-from argosy.move import arenas, kernels, trees
+from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, RoundOver, TimedOut
+from argosy.move import arenas, kernels, rounds, trees
 from argosy.move.broker import Scope
 from argosy.move.gathered import Gathered, add_page, contents_of, gather
 from argosy.move.headers import Block, Headers
@@ -93,6 +94,7 @@ class Exchange:
         self._votes = self._memory.numbers(layout.places.vote_rounds, layout.num_pages)
         self.rank = NONE
         self.generation = NONE
+        self._members: tuple[int, ...] = ()
         self._counts = {"blocks": 0, "pages": 0, "read_bytes": 0, "merges": 0}
 
     # --- membership ---------------------------------------------------------------------------
@@ -119,6 +121,7 @@ class Exchange:
             # Pins under this process's own number are a dead predecessor's when it enters for the first time.
             if owner not in members or (owner == rank and is_first):
                 self.state.sweep(owner)
+        self._members = tuple(members)
         self._progress.watch(members)
         self._memory.store(self._entered_at(rank), generation + 1)
         self._progress.tell()
@@ -144,12 +147,14 @@ class Exchange:
     # --- blocks -------------------------------------------------------------------------------
 
     def claim(self, round: Round, node: Node) -> SlotClaim | None:
-        """A slot for the block of these lanes; None when finished blocks have all of them already."""
+        """A slot for the block of these lanes; None when finished blocks have all of them already, RoundOver when nobody needs them."""
         self._check_member()
         trees.parent_of(node, self.layout.num_lanes)
         while True:
             if self._is_finished(round, node):
                 return None
+            # Asked last: in a round that was not over yet, what looked missing was missing, and the round waits for us.
+            self._refuse_if_over(round)
             slot = self._headers.claim(round, node, self.rank, self._used)
             if slot is not None:
                 break
@@ -210,10 +215,29 @@ class Exchange:
 
         def is_complete() -> bool:
             found[:] = self._try_gather(round)
+            if not found:
+                self._refuse_if_over(round)
             return bool(found)
 
         self._progress.wait(is_complete, deadline, lambda: self._no_lanes(round, owners))
         return found[0]
+
+    def wait_read(self, round: Round, *, deadline: float) -> None:
+        """After a round without an update: wait until every member has what it needs of the blocks, whose slots are then free."""
+        self._check_member()
+        tag = rounds.read_tag(round, self.generation)
+        self._memory.store(self._entered_at(self.rank) + 8, tag)
+        self._progress.tell()
+
+        def late() -> list[int]:
+            words = {rank: self._memory.load(self._entered_at(rank) + 8) for rank in self._members}
+            return [rank for rank, word in words.items() if word < tag]
+
+        self._progress.wait(
+            lambda: not late(),
+            deadline,
+            lambda: TimedOut(f"{round}: ranks {late()} have not read the blocks"),
+        )
 
     # --- sums and votes -----------------------------------------------------------------------
 
@@ -256,32 +280,29 @@ class Exchange:
             self._memory.store(places.vote_rounds + 8 * page, round.tag)
         self._progress.tell()
 
-    def unvoted(self, round: Round, pages: Sequence[int] | None = None) -> list[int]:
-        """The pages (of all, or of these) whose vote is missing."""
-        without = np.flatnonzero(self._votes != round.tag).tolist()
-        return without if pages is None else sorted(set(without) & set(pages))
+    def unvoted(self, round: Round) -> list[int]:
+        """The pages of the round whose vote is missing."""
+        pages = self._pages_of(round)
+        return [int(page) for page in pages[self._votes[pages] != round.tag]]
 
-    def wait_votes(
-        self, round: Round, *, deadline: float, pages: Sequence[int] | None = None
-    ) -> list[float]:
-        """The votes of all pages (or of these, if a round concerns some parameters only), in page order."""
+    def wait_votes(self, round: Round, *, deadline: float) -> list[float]:
+        """The votes of all pages of the round, in page order: the wait for the global norm is the vote."""
 
         def is_voted() -> bool:
-            if not self.unvoted(round, pages):
+            if not self.unvoted(round):
                 return True
-            if self.state.current()[0] > round.version:
-                raise GenerationChanged(
-                    f"{round} was finished without this process",
-                    fix="go on from the committed version",
-                )
+            self._refuse_if_over(round)
             return False
 
-        self._progress.wait(is_voted, deadline, lambda: self._no_votes(round, pages))
+        self._progress.wait(is_voted, deadline, lambda: self._no_votes(round))
         self._progress.fence()
         places = self.layout.places
         values = self._memory.numbers(places.vote_values, self.layout.num_pages).view(np.float64)
-        chosen = values if pages is None else values[np.asarray(sorted(pages), dtype=np.int64)]
-        return [float(value) for value in chosen]
+        return [float(value) for value in values[self._pages_of(round)]]
+
+    def is_over(self, round: Round) -> bool:
+        """Whether others have finished the round: its version is past, or all its pages are done."""
+        return self.state.is_over(round)
 
     # --- the rest -----------------------------------------------------------------------------
 
@@ -417,12 +438,21 @@ class Exchange:
             fix="their owners are slow or gone: `argosy stacks`",
         )
 
-    def _no_votes(self, round: Round, pages: Sequence[int] | None) -> TimedOut:
-        missing = self.unvoted(round, pages)
+    def _no_votes(self, round: Round) -> TimedOut:
+        missing = self.unvoted(round)
         return TimedOut(
             f"{round}: the votes of {len(missing)} pages are missing, the first is {missing[:1]}",
             fix="their owners are slow or gone: `argosy stacks`",
         )
+
+    def _pages_of(self, round: Round) -> npt.NDArray[np.int64]:
+        return np.asarray(self.layout.pages_of_part(round.part), dtype=np.int64)
+
+    def _refuse_if_over(self, round: Round) -> None:
+        if self.is_over(round):
+            raise RoundOver(
+                f"{round} was finished by others", fix="go on from the committed version"
+            )
 
 
 def _other_layout(name: str) -> MismatchError:

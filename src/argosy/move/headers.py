@@ -82,11 +82,17 @@ class Headers:
 
     def claim(self, round: Round, node: Node, owner: int, preferred: Sequence[int]) -> int | None:
         """Take a slot for a block and invalidate what it held; None when no slot is free."""
+        needed = {block.slot for block in self.cover(round)}
         order = [*preferred, *(s for s in range(self._layout.slots) if s not in preferred)]
         for slot in order:
-            if self._try_claim(slot, round, owner):
-                self._invalidate(slot, round, node, owner)
-                return slot
+            if not self._try_claim(slot, slot in needed, owner):
+                continue
+            # It may have been claimed, finished and released since we looked.
+            if any(block.slot == slot for block in self.cover(round)):
+                self.release(slot, owner)
+                continue
+            self._invalidate(slot, round, node, owner)
+            return slot
         return None
 
     def claim_block(self, block: Block, owner: int) -> bool:
@@ -155,17 +161,11 @@ class Headers:
             for slot in held
         )
 
-    def _try_claim(self, slot: int, round: Round, owner: int) -> bool:
+    def _try_claim(self, slot: int, is_needed: bool, owner: int) -> bool:
         claim, seal = self._load(slot, CLAIM), self._load(slot, SEAL)
-        if not rounds.is_claimable(claim, seal, self._read(slot, round) is not None):
+        if not rounds.is_claimable(claim, seal, is_needed):
             return False
-        if not self._memory.swap(self._at(slot, CLAIM), 0, rounds.claim_of(owner)):
-            return False
-        # It may have been claimed, finished and released since we looked.
-        if self._load(slot, SEAL) != seal:
-            self.release(slot, owner)
-            return False
-        return True
+        return self._memory.swap(self._at(slot, CLAIM), 0, rounds.claim_of(owner))
 
     def _invalidate(self, slot: int, round: Round, node: Node, owner: int) -> None:
         self._memory.store(self._at(slot, SEAL), 0)

@@ -44,12 +44,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Names of the (sum, count) pairs that travel with each block."""
     extra_bytes: int = 0
     """Room for the caller's own bytes in each block."""
+    parts: tuple[tuple[str, ...], ...] = ()
+    """The parameters of each part of a step, for steps with several losses; one part has all of them if not given."""
     num_versions: int = 3
     """Slots of the state: two, and one more while something is pinned."""
     num_observers: int = 2
     """Processes that are no ranks but may pin versions."""
     num_slots: int = 0
-    """Gradient slots; 0 takes one per pair of siblings and one per pair that a border between ranks may split."""
+    """Gradient slots; 0 takes one per pair of siblings and one per pair that ranks may have split: then there is always a free one.
+
+    With fewer, finished siblings are added into one slot when room is needed."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -57,7 +61,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @cached_property
     def slots(self) -> int:
         """Number of gradient slots."""
-        pairs, splits = (self.num_lanes + 1) // 2, min(self.most_ranks - 1, self.num_lanes // 2)
+        # After deaths every pair may have one finished lane, which cannot be added to anything; and each rank writes to one more slot.
+        pairs, splits = (self.num_lanes + 1) // 2, min(self.most_ranks, self.num_lanes // 2)
         return self.num_slots or pairs + splits
 
     @property
@@ -123,6 +128,20 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         first = self.first_pages[index]
         return range(first, first + _pages(self.parameters[index]))
 
+    @cached_property
+    def pages_of_parts(self) -> tuple[tuple[int, ...], ...]:
+        """The pages of each part, ascending."""
+        if not self.parts:
+            return (tuple(range(self.num_pages)),)
+        return tuple(
+            tuple(sorted(page for name in part for page in self.pages_of(name)))
+            for part in self.parts
+        )
+
+    def pages_of_part(self, part: int) -> tuple[int, ...]:
+        """The pages that a round of this part concerns; none for a number beyond the parts: lanes without an update."""
+        return self.pages_of_parts[part] if part < len(self.pages_of_parts) else ()
+
     def parameter_of(self, page: int) -> int:
         """Position of the parameter that a page belongs to."""
         if not 0 <= page < self.num_pages:
@@ -173,7 +192,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     progress: int
     state: int
     entered: int
-    """Per owner, a cache line: the generation it is in, plus one."""
+    """Per owner, a cache line: the generation it is in, plus one; and the round without an update that it has read."""
     pins: int
     """Per owner and state slot: the version it pins, plus one."""
     done: int
@@ -253,8 +272,14 @@ def _check(layout: Layout) -> None:
             )
     if len(set(layout.terms)) != len(layout.terms):
         raise ConfigError(f"terms {layout.terms} repeat a name", fix="give each term once")
-    least = layout.most_ranks + layout.num_lanes.bit_length()
-    least = min(least, (layout.num_lanes + 1) // 2)
+    parted = [name for part in layout.parts for name in part]
+    if layout.parts and sorted(parted) != sorted(names):
+        raise ConfigError(
+            "the parts of the step do not have each parameter exactly once",
+            fix="give every parameter to one part",
+        )
+    each = -(-layout.num_lanes // layout.most_ranks)
+    least = min((layout.num_lanes + 1) // 2, layout.most_ranks * each.bit_length())
     if layout.num_slots and layout.num_slots < least:
         raise ConfigError(
             f"num_slots = {layout.num_slots} for {layout.num_lanes} lanes and "

@@ -6,7 +6,7 @@ the next version gets, when a version may flip. Nothing is ever reset: each word
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -51,14 +51,27 @@ def seal_of(round: Round, node: Node) -> int:
     return _mix(round.version, round.step, round.part, node.first, node.size)
 
 
-def is_claimable(claim: int, seal: int, is_of_this_round: bool) -> bool:
-    """Whether a slot may be taken: nobody writes to it, and what it holds is of no use in this round."""
-    return claim == 0 and (seal == 0 or not is_of_this_round)
+def read_tag(round: Round, generation: int) -> int:
+    """The word of a member that has read all it needs of a round; grows from round to round. In a new generation everybody reads again."""
+    return (generation & 0xFFFFF) << 44 | (round.step & 0xFFFFFFFFF) << 8 | round.part
+
+
+def is_claimable(claim: int, seal: int, is_needed: bool) -> bool:
+    """Whether a slot may be taken: nobody writes to it, and its block is not among those that cover this round's lanes."""
+    return claim == 0 and (seal == 0 or not is_needed)
 
 
 def claim_of(owner: int) -> int:
     """The word of a slot that this owner writes to; 0 is a slot that nobody writes to."""
     return owner + 1
+
+
+def is_over(state: State, round: Round, done: Sequence[bool]) -> bool:
+    """Whether others have finished a round: its version is past, or all its pages are done. Its slots may then hold other blocks.
+
+    A round without pages (lanes computed without an update) is over with its version alone.
+    """
+    return state.version > round.version or (bool(done) and all(done))
 
 
 class State(NamedTuple):

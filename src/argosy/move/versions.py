@@ -15,7 +15,7 @@ import torch
 from argosy.errors import ConfigError, GenerationChanged, InvariantError, TimedOut
 from argosy.move import rounds
 from argosy.move.layout import Layout
-from argosy.move.rounds import NONE, State
+from argosy.move.rounds import NONE, Round, State
 from argosy.move.words import Memory, Numbers, Progress
 
 _LINE = 64
@@ -52,6 +52,7 @@ class Versions:
     def begin(self, version: int, *, deadline: float) -> int:
         """The slot in which `version` is made: the same for all who ask, neither the committed one nor a pinned one.
 
+        Ask only with a page of yours in `undone(version)`: without it somebody else may commit the version meanwhile.
         While every other slot is pinned this waits for one; TimedOut names who pins them.
         """
         found: list[int] = []
@@ -72,6 +73,18 @@ class Versions:
     def undone(self, version: int) -> list[int]:
         """The pages that are not written yet for `version`."""
         return np.flatnonzero(self._done < version).tolist()
+
+    def is_over(self, round: Round) -> bool:
+        """Whether others have finished a round."""
+        pages = np.asarray(self._layout.pages_of_part(round.part), dtype=np.int64)
+        done = (self._done[pages] > round.version).tolist()
+        return rounds.is_over(self._state(), round, done)
+
+    def wait_done(self, round: Round, *, deadline: float) -> None:
+        """Wait until all pages of a round are done. Between the parts of a step: until then its blocks may be needed again."""
+        self._progress.wait(
+            lambda: self.is_over(round), deadline, lambda: self._not_done(round.version + 1)
+        )
 
     def try_flip(self, version: int) -> bool:
         """Commit `version` if all its pages are done; whether it is committed now, by whomever."""

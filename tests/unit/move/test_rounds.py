@@ -84,7 +84,7 @@ def test_seals_and_tags_differ_for_every_difference():
 
 
 @pytest.mark.parametrize(
-    ("claim", "seal", "is_of_this_round", "free"),
+    ("claim", "seal", "is_needed", "free"),
     [
         (0, 0, False, True),
         (0, 7, False, True),
@@ -93,8 +93,8 @@ def test_seals_and_tags_differ_for_every_difference():
         (2, 7, True, False),
     ],
 )
-def test_a_slot_is_free_when_nobody_writes_and_nobody_needs_it(claim, seal, is_of_this_round, free):
-    assert rounds.is_claimable(claim, seal, is_of_this_round) is free
+def test_a_slot_is_free_when_nobody_writes_and_nobody_needs_it(claim, seal, is_needed, free):
+    assert rounds.is_claimable(claim, seal, is_needed) is free
 
 
 def test_rounds_out_of_range_are_refused():
