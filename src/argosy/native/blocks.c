@@ -231,6 +231,30 @@ AVX2 static void narrow_f16_by_instruction(void *to, const float *in, int64_t co
 }
 #endif
 
+#if defined(__x86_64__)
+AVX2 static inline __m256i nearest_bf16(const float *in)
+{
+    __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(in));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    return _mm256_blendv_epi8(rounded, quiet, _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000)));
+}
+
+/* By hand, since the compiler's own packing of 32 to 16 bits takes twice the time. */
+AVX2 static void narrow_bf16_by_hand(void *to, const float *in, int64_t count)
+{
+    u16 *out = to;
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m256i packed = _mm256_packus_epi32(nearest_bf16(in + i), nearest_bf16(in + i + 8));
+        _mm256_storeu_si256((__m256i *)(out + i), _mm256_permute4x64_epi64(packed, 0xd8));
+    }
+    narrow_bf16(out + i, in + i, count - i);
+}
+#endif
+
 /* One real function per path for each loop above. */
 #define ON_PATH(PATH, TARGET, NAME, PARAMETERS, ARGUMENTS) \
     TARGET static void PATH##_##NAME PARAMETERS { NAME ARGUMENTS; }
@@ -250,30 +274,30 @@ AVX2 static void narrow_f16_by_instruction(void *to, const float *in, int64_t co
     FOLDS_ON_PATH(PATH, TARGET, i32)                                                                                                   \
     FOLDS_ON_PATH(PATH, TARGET, i64)                                                                                                   \
     ON_PATH(PATH, TARGET, widen_bf16, (float *out, const void *in, int64_t count), (out, in, count))                                   \
-    ON_PATH(PATH, TARGET, narrow_bf16, (void *out, const float *in, int64_t count), (out, in, count))                                  \
     ON_PATH(PATH, TARGET, scale_f32, (float *out, const void *in, float factor, int64_t count), (out, in, factor, count))              \
     ON_PATH(PATH, TARGET, scale_f64, (double *out, const void *in, double factor, int64_t count), (out, in, factor, count))            \
     ON_PATH(PATH, TARGET, divide_f32, (void *out, const float *in, float divisor, int64_t count), (out, in, divisor, count))           \
     ON_PATH(PATH, TARGET, divide_f64, (void *out, const double *in, double divisor, int64_t count), (out, in, divisor, count))         \
     ON_PATH(PATH, TARGET, pairs_f32, (float *out, const void *const *in, int64_t count), (out, in, count))
 #define FOLD_ROW(PATH, TYPE) {PATH##_sum_##TYPE, PATH##_min_##TYPE, PATH##_max_##TYPE, PATH##_product_##TYPE}
-#define TABLE(PATH, WIDEN_F16, NARROW_F16)                                                                           \
+#define TABLE(PATH, WIDEN_F16, NARROW_F16, NARROW_BF16)                                                                           \
     static const ag_blocks PATH##_blocks = {                                                                         \
         .fold = {FOLD_ROW(PATH, f32), FOLD_ROW(PATH, f64), FOLD_ROW(PATH, u8), FOLD_ROW(PATH, i8),                   \
                  FOLD_ROW(PATH, i16), FOLD_ROW(PATH, i32), FOLD_ROW(PATH, i64)},                                     \
         .widen_bf16 = PATH##_widen_bf16, .widen_f16 = WIDEN_F16,                                                     \
-        .narrow_bf16 = PATH##_narrow_bf16, .narrow_f16 = NARROW_F16,                                                 \
+        .narrow_bf16 = NARROW_BF16, .narrow_f16 = NARROW_F16,                                                 \
         .scale_f32 = PATH##_scale_f32, .scale_f64 = PATH##_scale_f64,                                                \
         .divide_f32 = PATH##_divide_f32, .divide_f64 = PATH##_divide_f64, .pairs_f32 = PATH##_pairs_f32};
 
 ALL_ON_PATH(plain, )
 ON_PATH(plain, , widen_f16, (float *out, const void *in, int64_t count), (out, in, count))
+ON_PATH(plain, , narrow_bf16, (void *out, const float *in, int64_t count), (out, in, count))
 ON_PATH(plain, , narrow_f16, (void *out, const float *in, int64_t count), (out, in, count))
-TABLE(plain, plain_widen_f16, plain_narrow_f16)
+TABLE(plain, plain_widen_f16, plain_narrow_f16, plain_narrow_bf16)
 
 #if defined(__x86_64__)
 ALL_ON_PATH(avx2, AVX2)
-TABLE(avx2, widen_f16_by_instruction, narrow_f16_by_instruction)
+TABLE(avx2, widen_f16_by_instruction, narrow_f16_by_instruction, narrow_bf16_by_hand)
 #endif
 
 const ag_blocks *ag_blocks_now(void)

@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-enum { BLOCK_BYTES = 4096 };
+/* The gap keeps the blocks out of each other's cache sets. */
+enum { BLOCK_BYTES = 2048, GAP_BYTES = 192 };
 
 typedef struct {
     const ag_blocks *blocks;
@@ -21,7 +22,7 @@ typedef struct {
 } reduction;
 
 typedef struct {
-    _Alignas(64) unsigned char staged[AG_FOLD_WIDTH][BLOCK_BYTES];
+    _Alignas(64) unsigned char staged[AG_FOLD_WIDTH][BLOCK_BYTES + GAP_BYTES];
     _Alignas(64) unsigned char sum[BLOCK_BYTES];
 } scratch;
 

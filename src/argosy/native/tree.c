@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-enum { DEEPEST = 64, SCRATCH_FLOATS = 16384, LONGEST_BLOCK = 1024 };
+enum { DEEPEST = 64, SCRATCH_FLOATS = 16384, LONGEST_BLOCK = 496 };
 
 /* The depth a program needs, or -1 when it is no program over these inputs. */
 static int32_t depth_of(const int32_t *program, int32_t length, int32_t num_inputs)
@@ -54,12 +54,29 @@ typedef struct {
     int64_t step; /* floats per block: all that is on the stack fits the scratch */
 } tree;
 
+/* Whether the program goes on with (a + b) + (c + d) of inputs, for which there is one loop. */
+static int is_four(const int32_t *program, int32_t length)
+{
+    return length >= 7 && program[0] >= 0 && program[1] >= 0 && program[2] == -1 && program[3] >= 0 && program[4] >= 0
+        && program[5] == -1 && program[6] == -1;
+}
+
 static void run_block(const tree *t, float *out, float *scratch, int64_t first, int64_t n)
 {
     const void *stack[DEEPEST];
     int32_t held = 0;
     for (int32_t i = 0; i < t->length; i++) {
         float *place = scratch + (int64_t)held * t->step;
+        if (t->dtype == AG_F32 && is_four(t->program + i, t->length - i)) {
+            const void *four[4];
+            for (int k = 0; k < 4; k++)
+                four[k] = (const unsigned char *)t->inputs[t->program[i + (k < 2 ? k : k + 1)]] + 4 * first;
+            float *sum = i + 7 == t->length ? out + first : place;
+            t->blocks->pairs_f32(sum, four, n);
+            stack[held++] = sum;
+            i += 6;
+            continue;
+        }
         if (t->program[i] >= 0) {
             const unsigned char *input = t->inputs[t->program[i]];
             if (t->dtype == AG_BF16)
