@@ -82,6 +82,8 @@ class Conductor:
             self.coordinator.replay(event)
             self.tally.apply(event)
             count += 1
+        for run, why in self.coordinator.unreadable.items():
+            logger.error("run %s cannot be read from the log and is put aside: %s", run, why)
         self.tally.unneeded.clear()  # forgotten long ago
         return count
 

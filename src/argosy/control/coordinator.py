@@ -16,33 +16,26 @@ import msgspec
 from argosy.config.checks import check_spec
 from argosy.config.spec import Submission
 from argosy.control import views
+from argosy.control.clusterstate import BROKEN, ClusterState
 from argosy.control.commands import check_secrets, name_of, target_of, without_values
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
 from argosy.control.launching import wants_of
 from argosy.control.observing import facts_of, leftovers, lost_with_old_keeper, note_of
-from argosy.control.placement import Placement
-from argosy.control.queue import Queue
-from argosy.control.retention import KEEP_ENDED, Retention
+from argosy.control.retention import KEEP_ENDED
 from argosy.control.supervisor import Supervisor
 from argosy.errors import InvariantError
 from argosy.protocol.facts import (
     AnyFact,
     AttemptExited,
-    AttemptPlanned,
-    AttemptReleased,
-    AttemptStopping,
     CommandAccepted,
     CommandDone,
     Event,
     Fact,
-    GenerationFormed,
     HostJoined,
-    HostLost,
     Note,
     RunAdmitted,
     RunEnded,
-    RunsForgotten,
     RunSubmitted,
     StopRequested,
 )
@@ -51,11 +44,14 @@ from argosy.protocol.messages import (
     Acknowledge,
     FromController,
     Hello,
+    Observed,
     Report,
     Welcome,
 )
 
 MOST_ROUNDS = 100_000
+PUT_ASIDE = "the run is put aside, a bug of Argosy"
+MOST_STORY_CHARACTERS, MOST_REASON_CHARACTERS = 16 << 10, 400
 
 
 @dataclass(slots=True)
@@ -68,7 +64,7 @@ class Outputs:
     """(host, message), to be sent only after that."""
 
 
-class Coordinator:
+class Coordinator(ClusterState):
     """All runs, hosts and the queue of one cluster."""
 
     def __init__(
@@ -80,36 +76,15 @@ class Coordinator:
         gaps_below: int = 0,
     ) -> None:
         """`seed` goes into run ids; `gaps_below`: the log has deleted events of forgotten runs, all below this number."""
+        super().__init__(keep_ended=keep_ended, gaps_below=gaps_below)
         self.runs_directory = runs_directory
         self.seed = seed
-        self.seq = 0
-        self.runs: dict[str, Supervisor] = {}
-        self.hosts: dict[str, HostWants] = {}
-        self.keepers: dict[str, str] = {}
-        self.placement = Placement()
-        self.queue = Queue(self.placement)
-        self.retention = Retention(keep_ended)
-        self.pending: dict[str, tuple[str, str, str]] = {}
-        """Accepted commands without an outcome: id -> (verb, target, run)."""
-        self.counts = {"queued": 0, "running": 0, "ended": 0}
-        self._gaps_below = gaps_below
-        self._cursors: dict[str, int] = {}
-        self._dirty: dict[str, None] = {}
-        self._touched: dict[str, None] = {}
-        """Hosts whose wants may have changed."""
         self._unconfirmed: dict[str, None] = {}
         """Hosts that were sent wants they have not confirmed."""
-        self._is_queue_dirty = True
         self._deadlines: list[tuple[float, str]] = []
-        self._has_resumed = True
         self._outputs = Outputs()
 
     # --- inputs -------------------------------------------------------------------------------------------------
-
-    def replay(self, event: Event) -> None:
-        """Fold an event of the log; decisions wait for the first input after it."""
-        self._has_resumed = False
-        self._fold(event)
 
     def submit(
         self,
@@ -296,10 +271,7 @@ class Coordinator:
                 if observed.kind == "note":
                     self._emit(now, note_of(observed), (source, observed.number))
                 continue
-            for fact in facts_of(supervisor, host, source, observed, now):
-                self._emit(now, fact, (source, observed.number))
-                if isinstance(fact, Note) and observed.kind == "started":
-                    self._end_again(state, fact.attempt)
+            self._take(now, state, supervisor, source, observed)
         if report.observed:
             self._cursors[source] = cursor
             self._outputs.messages.append((host, Acknowledge(keeper=source, number=cursor)))
@@ -307,6 +279,18 @@ class Coordinator:
             state.confirm(report.wants_version)
             if state.confirmed >= state.version:
                 self._unconfirmed.pop(host, None)
+
+    def _take(
+        self, now: float, state: HostWants, supervisor: Supervisor, source: str, observed: Observed
+    ) -> None:
+        """One observation of a run; one that cannot be taken would come again for ever, so the run is put aside."""
+        try:
+            for fact in facts_of(supervisor, state.host, source, observed, now):
+                self._emit(now, fact, (source, observed.number))
+                if isinstance(fact, Note) and observed.kind == "started":
+                    self._end_again(state, fact.attempt)
+        except BROKEN as error:
+            self._put_aside(now, supervisor, f"{observed}: {error!r}", (source, observed.number))
 
     def _end_again(self, state: HostWants, name: str) -> None:
         """An attempt that has ended for the log turned up alive: the host is told to end it."""
@@ -331,6 +315,10 @@ class Coordinator:
             return
         self._has_resumed = True
         self._is_queue_dirty = True
+        for run, why in self.unreadable.items():
+            supervisor = self.runs.get(run)
+            if supervisor is not None and supervisor.ended is None:
+                self._put_aside(now, supervisor, why)
         for command, (verb, _target, run) in list(self.pending.items()):
             if verb == "submit":
                 outcome = "interrupted: the controller was restarted"
@@ -338,73 +326,42 @@ class Coordinator:
 
     def _emit(self, now: float, fact: Fact, source: tuple[str, int] | None = None) -> None:
         event = Event(seq=self.seq + 1, at=now, fact=_any(fact), source=source)
-        self._fold(event)
+        try:
+            self._fold(event)
+        except BROKEN:
+            self.seq = event.seq - 1  # it does not enter the log
+            raise
         self._outputs.events.append(event)
 
-    def _fold(self, event: Event) -> None:
-        if event.seq != self.seq + 1 and not self.seq < event.seq <= self._gaps_below:
-            raise InvariantError(f"event {event.seq} follows {self.seq}")
-        self.seq = event.seq
-        if event.source is not None:
-            source, number = event.source
-            self._cursors[source] = max(self._cursors.get(source, 0), number)
-        fact = event.fact
-        if isinstance(fact, HostJoined | HostLost):
-            self._fold_host(event, fact)
-        elif isinstance(fact, RunSubmitted):
-            self.runs[fact.run] = Supervisor(event, self.keepers)
-            self.retention.num_submitted += 1
-            self.queue.add(fact.run, fact.spec, event.seq)
-            self.counts["queued"] += 1
-            self._is_queue_dirty = True
-        elif isinstance(fact, CommandAccepted | CommandDone):
-            self._fold_command(event, fact)
-        elif isinstance(fact, RunsForgotten):
-            self._fold_forgotten(fact)
-        else:
-            self._fold_run(event, fact)
-
-    def _fold_host(self, event: Event, fact: HostJoined | HostLost) -> None:
-        if isinstance(fact, HostLost):
-            return
-        state = self.hosts.setdefault(fact.host, HostWants(fact.host))
-        self._touched[fact.host] = None
-        if state.keeper and state.keeper != fact.keeper:
-            state.past_keepers.add(state.keeper)
-        state.keeper, state.pid = fact.keeper, fact.pid
-        state.cpus, state.memory_bytes = fact.cpus, fact.memory_bytes
-        self.keepers[fact.host] = fact.keeper
-        self.placement.set_host(fact.host, fact.cpus, fact.memory_bytes)
-        self._is_queue_dirty = True
-        for run in state.runs():
-            supervisor = self.runs.get(run)
-            if supervisor is not None and supervisor.ended is None:
-                state.touch_run(run, event.seq)  # its ports are to be held by the new keeper
-                self._dirty[run] = None
-
-    def _fold_command(self, event: Event, fact: CommandAccepted | CommandDone) -> None:
-        if isinstance(fact, CommandAccepted):
-            self.pending[fact.command] = (fact.verb, fact.target, fact.about)
-            verb, target = fact.verb, fact.target
-        else:
-            verb, target, _run = self.pending.pop(fact.command, ("", "", ""))
-        supervisor = self.runs.get(target.partition("/")[0])
-        if verb in ("stop", "kill") and supervisor is not None:
-            supervisor.apply(event)
-            self._dirty[supervisor.run] = None
-
-    def _fold_forgotten(self, fact: RunsForgotten) -> None:
-        """Drop the runs. The rest is known already, unless their events are gone from the log that is replayed."""
-        self.retention.forget(fact.runs)
-        self.retention.num_submitted = fact.num_submitted
-        for run in fact.runs:
-            self.runs.pop(run, None)
-            self._dirty.pop(run, None)
-        self.counts["ended"] = fact.num_ended
-        for source, number in fact.cursors.items():
-            self._cursors[source] = max(self._cursors.get(source, 0), number)
-        if not self._has_resumed:
-            self.queue.remember(fact.num_admitted, fact.turns, fact.overtaken)
+    def _put_aside(
+        self, now: float, supervisor: Supervisor, why: str, source: tuple[str, int] | None = None
+    ) -> None:
+        """End a run that the deciders cannot go on with, its story in the log: one run's trouble is not the cluster's."""
+        if any(event.source == source for event in self._outputs.events):
+            source = None
+        text = f"{PUT_ASIDE}: {why}"
+        note = Note(run=supervisor.run, level="error", text=text[:MOST_STORY_CHARACTERS])
+        self._emit(now, note, source)
+        reason = text.partition("\n")[0][:MOST_REASON_CHARACTERS]
+        if supervisor.ended is None:
+            for role in supervisor.order:
+                for attempt in role.alive():
+                    self._emit(
+                        now,
+                        AttemptExited(
+                            attempt=attempt.id, run=supervisor.run, lost=True, error=reason, at=now
+                        ),
+                    )
+            ended = RunEnded(
+                run=supervisor.run,
+                outcome="failed",
+                exit_code=InvariantError.exit_code,
+                reason=reason,
+            )
+            self._emit(now, ended)
+        for command in list(supervisor.commands):
+            self._emit(now, CommandDone(command=command, outcome=reason, about=supervisor.run))
+        self._dirty.pop(supervisor.run, None)
 
     def _forget(self, now: float) -> bool:
         """Forget the oldest of the ended runs, when there are clearly too many."""
@@ -412,77 +369,6 @@ class Coordinator:
         if chosen:
             self._emit(now, self.memory(chosen))
         return bool(chosen)
-
-    def memory(self, forgotten: list[str] | None = None) -> RunsForgotten:
-        """The fact that these runs are forgotten: all that their events have led to beside them."""
-        num_admitted, turns, overtaken = self.queue.memory()
-        return RunsForgotten(
-            runs=forgotten or [],
-            cursors=dict(self._cursors),
-            num_submitted=self.retention.num_submitted,
-            num_ended=self.counts["ended"],
-            num_admitted=num_admitted,
-            turns=turns,
-            overtaken=overtaken,
-        )
-
-    def _fold_run(self, event: Event, fact: Any) -> None:
-        supervisor = self.runs.get(fact.run)
-        if supervisor is None:
-            if isinstance(fact, Note):
-                return
-            raise InvariantError(f"{type(fact).__name__} of the unknown run {fact.run}")
-        supervisor.apply(event)
-        if isinstance(fact, Note):
-            return
-        self._dirty[supervisor.run] = None
-        effect = _EFFECTS.get(type(fact))
-        if effect is not None:
-            effect(self, event, supervisor, fact)
-
-    def _effect_attempt(self, event: Event, supervisor: Supervisor, fact: Any) -> None:
-        attempt = supervisor.attempts[fact.attempt]
-        self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
-        self._touched[attempt.host] = None
-        if not attempt.is_alive:
-            self._finish(self.hosts[attempt.host], attempt.id)
-
-    def _effect_formed(self, event: Event, supervisor: Supervisor, fact: GenerationFormed) -> None:
-        for attempt in supervisor.roles[fact.role].alive():
-            if not attempt.parked:
-                self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
-                self._touched[attempt.host] = None
-
-    def _effect_admitted(self, event: Event, supervisor: Supervisor, fact: RunAdmitted) -> None:
-        self.queue.admit(fact.run, fact.hosts)
-        self.counts["queued"] -= 1
-        self.counts["running"] += 1
-        for host in supervisor.hosts():
-            if supervisor.wanted_ports(host):
-                self.hosts[host].touch_run(fact.run, event.seq)
-                self._touched[host] = None
-
-    def _effect_ended(self, event: Event, supervisor: Supervisor, fact: RunEnded) -> None:
-        self.counts["ended"] += 1
-        self.retention.end(fact.run)
-        self._is_queue_dirty = True
-        if supervisor.admitted is None:
-            self.queue.remove(fact.run)
-            self.counts["queued"] -= 1
-            return
-        self.counts["running"] -= 1
-        self.queue.release(fact.run, supervisor.spec, supervisor.admitted.hosts)
-        for host in supervisor.hosts():
-            self.hosts[host].touch_run(fact.run, event.seq)
-            self._finish(self.hosts[host], fact.run)
-            self._touched[host] = None
-
-    def _finish(self, state: HostWants, name: str) -> None:
-        """The host is told once that it may forget; one that missed it says so in its next hello."""
-        if self._has_resumed:
-            state.finish(name, self.seq)
-        else:
-            state.drop(name)
 
     def _settle(self, now: float) -> Outputs:
         """Decide until nothing follows any more, then tell the hosts."""
@@ -509,9 +395,13 @@ class Coordinator:
         return outputs
 
     def _decide_run(self, now: float, supervisor: Supervisor) -> None:
-        facts = supervisor.decide(now)
-        for fact in facts:
-            self._emit(now, fact)
+        try:
+            facts = supervisor.decide(now)
+            for fact in facts:
+                self._emit(now, fact)
+        except BROKEN as error:
+            self._put_aside(now, supervisor, repr(error))
+            return
         at = supervisor.deadline()
         if not facts and at is not None:
             heappush(self._deadlines, (at, supervisor.run))
@@ -561,14 +451,3 @@ class Coordinator:
 
 def _any(fact: Fact) -> AnyFact:
     return fact  # type: ignore[return-value]  # every concrete fact is in the union
-
-
-_EFFECTS: dict[type, Any] = {
-    AttemptPlanned: Coordinator._effect_attempt,
-    AttemptReleased: Coordinator._effect_attempt,
-    AttemptStopping: Coordinator._effect_attempt,
-    AttemptExited: Coordinator._effect_attempt,
-    GenerationFormed: Coordinator._effect_formed,
-    RunAdmitted: Coordinator._effect_admitted,
-    RunEnded: Coordinator._effect_ended,
-}

@@ -20,7 +20,7 @@ import msgspec
 
 from argosy.control import pruning
 from argosy.errors import HomeError
-from argosy.protocol.facts import AnyFact, Event, RunsForgotten
+from argosy.protocol.facts import AnyFact, Event, Note, RunsForgotten
 
 SCHEMA_VERSION = 2
 _SCHEMA = """
@@ -31,7 +31,7 @@ create unique index events_by_source on events (keeper, number) where keeper is 
 create index events_by_run on events (run, seq) where run != '';
 """
 _INSERT = "insert into events (seq, at, run, keeper, number, fact) values (?, ?, ?, ?, ?, ?)"
-_COLUMNS = "seq, at, keeper, number, fact"
+_COLUMNS = "seq, at, run, keeper, number, fact"
 _NO_COMMAND = """cast(substr(fact, 1, 17) as text) != '{"kind":"command.'"""
 """Commands lie with the run that they are about, so that they go with it; its story has what came of them."""
 _RETRY_SECONDS = 0.25
@@ -101,10 +101,9 @@ class EventLog:
         cursor = self._reader.execute(
             f"select {_COLUMNS} from events where {pruning.KEPT} order by seq"
         )
-        decode = msgspec.json.Decoder(AnyFact).decode
-        for seq, at, keeper, number, fact in cursor:
-            source = None if keeper is None else (keeper, number)
-            yield Event(seq=seq, at=at, fact=decode(fact), source=source)
+        decoder = msgspec.json.Decoder(AnyFact)
+        for row in cursor:
+            yield _event(row, decoder)
 
     async def read(self, after: int = 0, run: str = "", limit: int = 1000) -> list[Event]:
         """Durable events with a higher number than `after`, oldest first."""
@@ -156,15 +155,8 @@ class EventLog:
         else:
             query = f"select {_COLUMNS} from events where seq > ? order by seq limit ?"
             rows = self._reader.execute(query, (after, limit)).fetchall()
-        return [
-            Event(
-                seq=seq,
-                at=at,
-                fact=msgspec.json.decode(fact, type=AnyFact),
-                source=None if keeper is None else (keeper, number),
-            )
-            for seq, at, keeper, number, fact in rows
-        ]
+        decoder = msgspec.json.Decoder(AnyFact)
+        return [_event(row, decoder) for row in rows]
 
     # What follows runs in the writer's thread.
 
@@ -320,6 +312,17 @@ def _row(event: Event, encoder: msgspec.json.Encoder) -> _Row:
     keeper, number = event.source or (None, None)
     run = run_of(event) or getattr(event.fact, "about", "")
     return (event.seq, event.at, run, keeper, number, encoder.encode(event.fact))
+
+
+def _event(row: _Row, decoder: msgspec.json.Decoder[AnyFact]) -> Event:
+    seq, at, run, keeper, number, data = row
+    source = None if keeper is None or number is None else (keeper, number)
+    try:
+        fact = decoder.decode(data)
+    except msgspec.DecodeError as error:
+        # Its place is kept. What the run lacks without it is found where its other facts are folded.
+        fact = Note(run=run, level="error", text=f"event {seq} of the log cannot be read: {error}")
+    return Event(seq=seq, at=at, fact=fact, source=source)
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -204,6 +204,14 @@ class RunState:
         # Thousands of ended runs stay in memory: their stories are in the log.
         self._story = deque(list(self._story)[-3:], maxlen=STORY_LENGTH)
 
+    def close(self, event: Event, fact: RunEnded) -> None:
+        """Take the end as it is, whatever of the run could not be folded."""
+        for role in self.order:
+            for attempt in role.alive():
+                exit = AttemptExited(attempt=attempt.id, run=self.run, lost=True, at=event.at)
+                attempt.conclude(exit, event.seq, event.at)
+        self.ended, self.ended_at = fact, event.at
+
     def _fold_accepted(self, event: Event, fact: CommandAccepted) -> None:
         self.commands[fact.command] = (fact.verb, fact.target)
         for process in self.targets(fact.target):

@@ -247,6 +247,8 @@ class SimulatedCluster:
         )
         for event in self.log.replay():
             coordinator.replay(event)
+        if coordinator.unreadable:
+            raise InvariantError(f"a replay cannot read {coordinator.unreadable}")
         return coordinator
 
     def crash_controller(self) -> None:

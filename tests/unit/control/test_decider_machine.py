@@ -13,13 +13,14 @@ from hypothesis.stateful import (
 )
 
 from argosy.config.spec import Backoff, Budget, RoleSpec
-from argosy.control.coordinator import Coordinator
+from argosy.control.coordinator import PUT_ASIDE, Coordinator
 from argosy.protocol.facts import (
     AttemptExited,
     AttemptPlanned,
     CommandAccepted,
     CommandDone,
     GenerationFormed,
+    Note,
     RunEnded,
 )
 from argosy.testing.scripted import ScriptedHost
@@ -123,6 +124,8 @@ class Deciders(RuleBasedStateMachine):
             assert supervisor.roles == again.runs[run].roles
             assert supervisor.ended == again.runs[run].ended
         assert now.pending == again.pending
+        assert not again.unreadable
+        assert not [fact for fact in self.host.facts(Note) if fact.text.startswith(PUT_ASIDE)]
         assert now.placement.hosts == again.placement.hosts
 
     @invariant()

@@ -358,6 +358,25 @@ async def test_the_space_of_deleted_events_is_used_again(tmp_path, monkeypatch):
 
 
 @in_loop
+async def test_an_event_that_cannot_be_read_is_a_note_in_its_place(tmp_path):
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    await log.append([note(1), started(2, "r1"), note(3)])
+    connection = sqlite3.connect(path)
+    connection.execute("update events set fact = ? where seq = 2", (b'{"kind":"of.the.future"}',))
+    connection.commit()
+    connection.close()
+    log.close()
+    again = EventLog(path)
+    for events in (list(again.replay()), await again.read()):
+        assert [event.seq for event in events] == [1, 2, 3]
+        assert isinstance(events[1].fact, Note)
+        assert (events[1].fact.run, events[1].source) == ("r1", ("k", 2))
+        assert "of.the.future" in events[1].fact.text
+    again.close()
+
+
+@in_loop
 async def test_a_log_of_the_first_version_is_opened_and_kept(tmp_path):
     path = str(tmp_path / "events.sqlite")
     log = EventLog(path)

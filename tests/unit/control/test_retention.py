@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from argosy.config.spec import Backoff, RoleSpec
-from argosy.control.coordinator import Coordinator
+from argosy.control.coordinator import PUT_ASIDE, Coordinator
 from argosy.control.identity import counter_of, run_id
 from argosy.control.retention import Retention
 from argosy.errors import ForgottenError, InvariantError, NotFoundError
@@ -65,7 +65,9 @@ def check_replay(host):
     whole = Coordinator(runs_directory="/runs", keep_ended=host.coordinator.retention.keep_ended)
     for event in host.log:
         whole.replay(event)
+    assert not [fact for fact in host.facts(Note) if fact.text.startswith(PUT_ASIDE)]
     for again in (whole, host.replayed()):
+        assert not again.unreadable
         assert state(again) == state(now)
         assert again.seq == now.seq
         assert again.memory() == now.memory()
@@ -265,3 +267,24 @@ def test_decisions_are_the_same_with_and_without_forgetting(actions):
         assert forgetful.coordinator.run_view(run) == thorough.coordinator.run_view(run)
     assert forgetful.coordinator.queue_view() == thorough.coordinator.queue_view()
     assert forgetful.coordinator.hosts_view() == thorough.coordinator.hosts_view()
+
+
+def test_a_restart_that_was_due_for_a_forgotten_run_is_no_trouble():
+    host = ScriptedHost(keep_ended=2)
+    host.submit(
+        {
+            "a": RoleSpec(
+                command=["x"],
+                restart="transient",
+                backoff=Backoff(first_seconds=9.0, most_seconds=9.0),
+            )
+        }
+    )
+    host.start()
+    host.exit("a.0.0", code=1)
+    run = host.run
+    host.stop()
+    run_through(host, 5)
+    assert run not in host.coordinator.runs
+    host.advance(20.0)
+    assert not host.wanted()
