@@ -7,6 +7,7 @@ Everybody who needs one of them calls it here: native code where there is some, 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -73,7 +74,8 @@ def reduce_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequ
 
     Inputs are float32, bfloat16 or float16; `out` is float32 and may be one of the inputs. Programs come from trees.py.
     """
-    _check_tree(out, inputs, program)
+    _check_tree(out, inputs)
+    instructions = _checked_program(tuple(program), len(inputs))
     native = loader.library()
     if native is None:
         slices.reduce_tree(out.view(-1), [tensor.view(-1) for tensor in inputs], program)
@@ -82,7 +84,7 @@ def reduce_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequ
         out.data_ptr(),
         _addresses(inputs),
         len(inputs),
-        (ctypes.c_int32 * len(program))(*program),
+        instructions,
         len(program),
         out.numel(),
         DTYPES[inputs[0].dtype],
@@ -147,25 +149,27 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous():
+        return
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise ConfigError(
             f"{name} is a {tensor.layout} tensor on {tensor.device}",
             fix="give a dense tensor on the CPU",
         )
-    if not tensor.is_contiguous():
-        raise ConfigError(
-            f"{name} is not contiguous: {_describe(tensor)} with strides {list(tensor.stride())}",
-            fix=f"pass {name}.contiguous(), or the part of it that is one piece of memory",
-        )
+    raise ConfigError(
+        f"{name} is not contiguous: {_describe(tensor)} with strides {list(tensor.stride())}",
+        fix=f"pass {name}.contiguous(), or the part of it that is one piece of memory",
+    )
 
 
 def _check_all(out: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
     if not inputs:
         raise ConfigError("nothing to reduce: inputs is empty", fix="give one tensor or more")
     _check("out", out)
+    count = out.numel()
     for index, tensor in enumerate(inputs):
         _check(f"inputs[{index}]", tensor)
-        if tensor.numel() != out.numel():
+        if tensor.numel() != count:
             raise ConfigError(
                 f"inputs[{index}] is {_describe(tensor)}, out is {_describe(out)}",
                 fix="give tensors of one size",
@@ -193,18 +197,23 @@ def _check_reduction(out: torch.Tensor, inputs: Sequence[torch.Tensor], operatio
         )
 
 
-def _check_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequence[int]) -> None:
+def _check_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
     _check_all(out, inputs)
     if out.dtype != torch.float32 or inputs[0].dtype not in _TREE_DTYPES:
         raise ConfigError(
             f"cannot add {_describe(inputs[0])} in a tree into {_describe(out)}",
             fix="use float32, bfloat16 or float16 inputs and a float32 out",
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _checked_program(program: tuple[int, ...], num_inputs: int) -> ctypes.Array[ctypes.c_int32]:
+    """The program as native code reads it; the same few are used in every step."""
     held = deepest = 0
     for entry in program:
         if entry == -1 and held >= 2:
             held -= 1
-        elif 0 <= entry < len(inputs):
+        elif 0 <= entry < num_inputs:
             held += 1
         else:
             held = -1
@@ -212,6 +221,7 @@ def _check_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequ
         deepest = max(deepest, held)
     if held != 1 or deepest > _DEEPEST:
         raise ConfigError(
-            f"{list(program)} is no postfix sum over {len(inputs)} inputs",
+            f"{list(program)} is no postfix sum over {num_inputs} inputs",
             fix="make programs with trees.program()",
         )
+    return (ctypes.c_int32 * len(program))(*program)
