@@ -7,9 +7,9 @@ import json
 import signal
 import sys
 
-from benchmarks import launch, supervise
+from benchmarks import launch, reshard, supervise
 
-BENCHMARKS = {"launch": launch.run, "supervise": supervise.run}
+BENCHMARKS = {"launch": launch.run, "reshard": reshard.run, "supervise": supervise.run}
 
 
 def main() -> int:

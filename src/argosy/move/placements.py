@@ -75,6 +75,20 @@ def buffers(value: Value) -> list[torch.Tensor]:
     return [local.detach()]
 
 
+def like(value: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A tensor laid out as `value` over other local memory."""
+    if not isinstance(value, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
+
+
 def assemble(said: Sequence[Sequence[Local]], hosts: Sequence[str], side: str) -> list[TensorSpec]:
     """Specs from what each rank said; `MismatchError` names the ranks that contradict each other."""
     first: dict[str, tuple[int, Local]] = {}

@@ -334,6 +334,10 @@ class Reshard:
             counters.own.shared_memory_bytes += moved
             counters.own.shared_memory_calls += 1
 
+    def agree_all_done(self) -> None:
+        """Wait until all ranks have come here after `run`; PeerLost when one never will."""
+        self._agree(Verdict())
+
     def statistics(self) -> dict[str, int | float]:
         """Runs, bytes taken from other processes, seconds in `run`, sources by way."""
         memories = self._memories.values()
