@@ -72,7 +72,7 @@ class _Block:
 def adopt(room: Room, module: torch.nn.Module, prefix: str) -> list[str]:
     """Move parameters and buffers into the arena; what lies there already stays."""
     members = _members(module, prefix)
-    blocks = _blocks([member for member in members if not room.is_inside(member.tensor)])
+    blocks = _blocks([member for member in members if not _is_there(room, member)])
     requests: list[Request] = []
     firsts = []
     for block in blocks:
@@ -112,6 +112,12 @@ def bind(room: Room, module: torch.nn.Module, prefix: str) -> list[str]:
     for own, inside in found:
         own.data = inside
     return [name for member in members for name in member.names]
+
+
+def _is_there(room: Room, member: _Member) -> bool:
+    if member.end == member.start:
+        return room.find(member.names[0]) is not None  # without elements: it has no address
+    return room.is_inside(member.tensor)
 
 
 def _members(module: torch.nn.Module, prefix: str) -> list[_Member]:

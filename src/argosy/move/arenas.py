@@ -61,10 +61,13 @@ def open(name: str, *, timeout: float = SECONDS, prefault: bool = True) -> Arena
 
 
 def attach(descriptor: int, *, prefault: bool = True) -> Arena:
-    """Map an arena whose descriptor a peer has handed over; the descriptor then belongs to the arena."""
-    size = os.fstat(descriptor).st_size
-    grant = Grant("", descriptor, size, broker.current_run())
-    return Arena(grant, is_prefaulted=prefault)
+    """Map an arena whose descriptor a peer has handed over; the descriptor belongs to the arena, also when this fails."""
+    grant = Grant("", descriptor, os.fstat(descriptor).st_size, broker.current_run())
+    try:
+        return Arena(grant, is_prefaulted=prefault)
+    except BaseException:
+        broker.close(grant)
+        raise
 
 
 class Arena:
@@ -207,7 +210,11 @@ class Arena:
         """
         self._open()
         grant = Grant("", os.dup(self._grant.descriptor), self._grant.size, self._grant.run)
-        return Arena(grant, is_reader=True, is_prefaulted=False)
+        try:
+            return Arena(grant, is_reader=True, is_prefaulted=False)
+        except BaseException:
+            broker.close(grant)
+            raise
 
     def seal(self) -> None:
         """From now on nobody else can map it for writing; mappings that exist, this one too, stay writable."""

@@ -20,6 +20,7 @@ Scope = Literal["process", "run"]
 SECONDS = 30.0
 _RELEASE_SECONDS = 2.0
 _MOST_NAME = 512
+_MOST_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def create(name: str, size: int, *, scope: Scope = "process", timeout: float = S
         )
     if size <= 0:
         raise ConfigError(f"arena {name!r} of {size} bytes", fix="give a positive size")
+    if size > _MOST_BYTES:
+        raise NoRoom(f"arena {name!r} of {size} bytes", fix="no host has that: ask for less")
     if scope not in ("process", "run"):
         raise ConfigError(f"arena {name!r} with scope {scope!r}", fix="use 'process' or 'run'")
     own = links.current()

@@ -156,7 +156,7 @@ class Directory:
                 records.append(_encode(made[-1]))
             added = sum(map(len, records))
             top = len(self._memory) - self._read_bytes
-            if offset > top - added:
+            if offset > min(top - added, len(self._memory) - DIRECTORY_BYTES):
                 raise NoRoom(
                     f"{sum(request.num_bytes for request in requests)} bytes for {_named(requests)} "
                     f"in an arena with {self.free_bytes()} of {self.capacity} bytes free",

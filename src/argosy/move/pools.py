@@ -38,10 +38,8 @@ class Pool:
             raise ConfigError(f"a pool that grows by {growth_bytes} bytes", fix="use 64 MiB")
         self._scope: Scope = scope
         self._growth_bytes = growth_bytes
-        # Ranks of one run may use the same prefix: a mapping's name says which process made it.
-        self._prefix = (
-            f"{prefix}/{os.environ.get('ARGOSY_ATTEMPT') or os.getpid()}-{next(_numbers)}"
-        )
+        self._prefix = prefix
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._regions: list[_Region] = []
         self._returned: collections.deque[tuple[_Region, int, int]] = collections.deque()
