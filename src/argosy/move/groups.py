@@ -14,6 +14,7 @@ import torch
 from argosy.move import arguments, callsites, counters, hosts, torchgroup
 from argosy.move.arguments import Request
 from argosy.move.calls import Call, Kind
+from argosy.move.hostroute import LAYERED, HostRoute
 from argosy.move.works import ArgosyWork, Turns
 
 NAME = "argosy"
@@ -28,7 +29,10 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         self._timeout = birth.timeout
         self._rank, self._size = birth.rank, birth.size
         self._host = hosts.settle(birth)
-        self._route = self._host.route
+        self._route: hosts.Route = self._host.route
+        self._is_spread = len(self._host.groups) > 1
+        if self._is_spread:
+            self._route = HostRoute(self._host, self._host.route, self._leaders(birth))
         self._turns = Turns(birth.name)
 
     def getRank(self) -> int:  # noqa: N802 - torch's name
@@ -43,6 +47,14 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """The name of the registration."""
         return NAME
 
+    def _leaders(self, birth: torchgroup.Birth) -> Any:
+        """Gloo between the first ranks of the hosts; None on the others."""
+        if self._host.index > 0:
+            return None
+        firsts = [group[0] for group in self._host.groups]
+        store = torchgroup.inner_store(birth.store, "leaders")
+        return torchgroup.gloo(store, firsts.index(birth.rank), len(firsts), birth.timeout)
+
     def _submit(
         self, name: str, request: Request, options: Any, beneath: Callable[[], Any]
     ) -> ArgosyWork:
@@ -51,6 +63,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         site = callsites.find(2) if is_async else ""
         for call in request.calls:
             call.name, call.site = name, site
+            call.is_beneath |= self._is_spread and call.kind not in LAYERED
 
         def job() -> None:
             for call in request.calls:
@@ -89,8 +102,13 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         root = torchgroup.root_of(opts)
         request = arguments.in_place(Kind.REDUCE, tensors, operation, root)
         options = torchgroup.options_of("reduce", opts)
+        # Gloo writes partial sums into the tensors of other ranks than the root: those get copies.
+        is_root = self._rank == root
         return self._submit(
-            "reduce", request, opts, lambda: self.gloo.reduce(list(tensors), options)
+            "reduce",
+            request,
+            opts,
+            lambda: self.gloo.reduce([t if is_root else t.clone() for t in tensors], options),
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
@@ -101,7 +119,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             arguments.gather_list(Kind.ALL_GATHER, list(into), given, self._size)
             for into, given in zip(outputs, inputs, strict=True)
         ]
-        return self._submit("all_gather", _joined(requests), opts, self._no_gloo)
+        return self._submit(
+            "all_gather",
+            _joined(requests),
+            opts,
+            lambda: self.gloo.allgather([list(o) for o in outputs], list(inputs)),
+        )
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ArgosyWork:
         """Several all-gathers into lists."""
@@ -112,7 +135,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     ) -> ArgosyWork:
         """The output becomes all ranks' inputs, one after the other."""
         request = arguments.gather_single(output, given, self._size)
-        return self._submit("all_gather_single", request, opts, self._no_gloo)
+        return self._submit(
+            "all_gather_single",
+            request,
+            opts,
+            lambda: _each(self.gloo._allgather_base, [output], [given]),
+        )
 
     _allgather_base = all_gather_single
 
@@ -124,7 +152,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             arguments.gather_single(output, given, self._size)
             for output, given in zip(outputs, inputs, strict=True)
         ]
-        return self._submit("all_gather_single", _joined(requests), opts, self._no_gloo)
+        return self._submit(
+            "all_gather_single",
+            _joined(requests),
+            opts,
+            lambda: _each(self.gloo._allgather_base, outputs, inputs),
+        )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -135,7 +168,13 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         into: Any = outputs if isinstance(inputs, torch.Tensor) else (outputs or [[]])[0]
         into = list(into) if self._rank == root else []
         request = arguments.gather_list(Kind.GATHER, into, given, self._size, root)
-        return self._submit("gather", request, opts, self._no_gloo)
+        options = torchgroup.options_of("gather", opts)
+        return self._submit(
+            "gather",
+            request,
+            opts,
+            lambda: self.gloo.gather([into] if self._rank == root else [], [given], options),
+        )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, **_: Any) -> ArgosyWork:
         """Each output becomes its part of the root's list."""
@@ -149,7 +188,15 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             is_root=self._rank == root,
             size=self._size,
         )
-        return self._submit("scatter", request, opts, self._no_gloo)
+        options = torchgroup.options_of("scatter", opts)
+        return self._submit(
+            "scatter",
+            request,
+            opts,
+            lambda: self.gloo.scatter(
+                [output], [list(given)] if self._rank == root else [], options
+            ),
+        )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
         """Each output becomes the reduction of all ranks' inputs for this rank."""
@@ -187,16 +234,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         ]
         options = torchgroup.options_of("reduce_scatter", opts)
 
-        def beneath() -> Any:
-            works = [
-                self.gloo._reduce_scatter_base(output, given, options)
-                for output, given in zip(outputs, inputs, strict=True)
-            ]
-            for work in works[:-1]:
-                work.wait()
-            return works[-1]
-
-        return self._submit("reduce_scatter_single", _joined(requests), opts, beneath)
+        return self._submit(
+            "reduce_scatter_single",
+            _joined(requests),
+            opts,
+            lambda: _each(self.gloo._reduce_scatter_base, outputs, inputs, options),
+        )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -212,14 +255,21 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """Part r of the output becomes rank r's part for this rank."""
         splits = (list(output_split_sizes or ()), list(input_split_sizes or ()))
         request = arguments.exchange_single(output, given, splits, self._size)
-        return self._submit("all_to_all_single", request, opts, self._no_gloo)
+        return self._submit(
+            "all_to_all_single",
+            request,
+            opts,
+            lambda: self.gloo.alltoall_base(output, given, *splits),
+        )
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ArgosyWork:
         """The same with lists."""
         request = arguments.exchange_list(list(outputs), list(inputs), self._size)
-        return self._submit("all_to_all", request, opts, self._no_gloo)
+        return self._submit(
+            "all_to_all", request, opts, lambda: self.gloo.alltoall(list(outputs), list(inputs))
+        )
 
     def barrier(self, opts: Any = None, **_: Any) -> ArgosyWork:
         """Until all ranks are here."""
@@ -239,6 +289,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         if not self._turns.close():
             self._route.abort()
             self._turns.close()
+        self._route.close()
         self._host.close()
         self.gloo.shutdown()
 
@@ -246,6 +297,17 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """For calls from now on."""
         self._timeout = timeout
         self.gloo.set_timeout(timeout)
+
+
+def _each(method: Callable[..., Any], outputs: Tensors, inputs: Tensors, *more: Any) -> Any:
+    """Gloo has no coalesced form of these: one after the other; the last work is returned."""
+    works = [
+        method(output.view(-1), given.reshape(-1), *more)
+        for output, given in zip(outputs, inputs, strict=True)
+    ]
+    for work in works[:-1]:
+        work.wait()
+    return works[-1]
 
 
 def _joined(requests: Sequence[Request]) -> Request:

@@ -180,9 +180,13 @@ class Segment:
         offset = PAGE * (1 + self.num_ranks) + index * self.slot_bytes
         return self._map.tensor(offset, (self.slot_bytes,), torch.uint8)
 
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """A copy of some bytes."""
+        return bytes(self.memory[offset : offset + num_bytes])
+
     def word(self, offset: int) -> int:
         """The 32-bit word at an offset."""
-        return int.from_bytes(self.memory[offset : offset + 4], "little")
+        return int.from_bytes(self.read(offset, 4), "little")
 
     def last_said(self, rank: int) -> tuple[int, int, int]:
         """(what, count, number) of the last call that a rank has announced."""

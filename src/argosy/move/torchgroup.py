@@ -63,6 +63,18 @@ def inner_store(store: Store, name: str) -> Store:
     return c10d.PrefixStore(name, store)
 
 
+def gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """A Gloo backend of its own, over a part of a store that nobody else uses."""
+    return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def broadcast_options(root: int) -> Any:
+    """For a broadcast of a Gloo backend."""
+    options = c10d.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
 class GroupOverGloo(_ProcessGroup):  # type: ignore[misc]
     """A process group whose operations are Gloo's until a subclass defines them.
 
@@ -72,9 +84,8 @@ class GroupOverGloo(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, birth: Birth) -> None:
         super().__init__(birth.rank, birth.size)
-        self.gloo: Any = c10d.ProcessGroupGloo(
-            inner_store(birth.store, "gloo"), birth.rank, birth.size, timeout=birth.timeout
-        )
+        store = inner_store(birth.store, "gloo")
+        self.gloo = gloo(store, birth.rank, birth.size, birth.timeout)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self.gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self.gloo._set_sequence_number_for_group()
@@ -138,6 +149,8 @@ _OPTIONS: dict[str, Any] = {
     "allreduce": c10d.AllreduceOptions,
     "reduce": c10d.ReduceOptions,
     "reduce_scatter": c10d.ReduceScatterOptions,
+    "gather": c10d.GatherOptions,
+    "scatter": c10d.ScatterOptions,
 }
 
 
@@ -147,7 +160,10 @@ def options_of(method: str, given: Any) -> Any:
     if isinstance(given, wanted):
         return given
     options = wanted()
+    if isinstance(given, int):
+        options.rootRank = given
+        return options
     operation = getattr(given, "reduceOp", given)
-    if operation is not None and not isinstance(operation, int):
+    if operation is not None:
         options.reduceOp = operation
     return options

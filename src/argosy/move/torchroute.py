@@ -122,12 +122,13 @@ class TorchRoute:
         verdicts.raise_for(loader.BROKEN, rank, step.call, self.place)
 
     def _compare(self, call: Call) -> None:
-        memory, segment = self.place.segment.memory, self.place.segment
-        parity = 32 * (self._epoch - 1 & 1)
-        ats = [segment.rank_page(rank) + SAID + parity for rank in range(self._size)]
-        own = bytes(memory[ats[self._rank] : ats[self._rank] + 24])
-        for rank, at in enumerate(ats):
-            if memory[at : at + 24] != own:
+        # No view of the memory may stay in this frame: a kept traceback would keep the mapping.
+        segment, parity = self.place.segment, 32 * (self._epoch - 1 & 1)
+        said = [
+            segment.read(segment.rank_page(rank) + SAID + parity, 24) for rank in range(self._size)
+        ]
+        for rank, words in enumerate(said):
+            if words != said[self._rank]:
                 verdicts.raise_for(loader.MISMATCH, rank, call, self.place)
 
     def _mine(self) -> torch.Tensor:
@@ -266,7 +267,9 @@ class TorchRoute:
 
     def _stage_copy(self, step: _Step, start: int, end: int) -> None:
         kind, is_root = step.call.kind, self._rank == step.call.root
-        if kind is Kind.ALL_GATHER or ((kind is Kind.GATHER) != is_root and kind is not Kind.SCATTER):
+        if kind is Kind.ALL_GATHER or (
+            (kind is Kind.GATHER) != is_root and kind is not Kind.SCATTER
+        ):
             _put(self._mine(), 0, step.inputs[0][start:end])
         elif kind is Kind.SCATTER and is_root:
             for rank, given in enumerate(step.inputs):
@@ -296,19 +299,19 @@ class TorchRoute:
         sends = torch.tensor([tensor.nbytes for tensor in step.inputs], dtype=torch.int64)
         _put(self._mine(), 0, sends)
         self._meet(step, is_first=True)
-        table = [self._read(rank, 0, 8 * self._size, torch.int64) for rank in range(self._size)]
-        largest = max(int(row.max()) for row in table)
+        table = [
+            self._read(rank, 0, 8 * self._size, torch.int64).tolist() for rank in range(self._size)
+        ]
+        largest = max(max(row) for row in table)
         wrong = [
-            rank
-            for rank, row in enumerate(table)
-            if int(row[self._rank]) != step.outputs[rank].nbytes
+            rank for rank, row in enumerate(table) if row[self._rank] != step.outputs[rank].nbytes
         ]
         _put(self._mine(), 0, torch.tensor([wrong[0] if wrong else -1]))
         self._meet(step, is_first=False)
         for rank in range(self._size):
             verdict = int(self._read(rank, 0, 8, torch.int64)[0])
             if verdict >= 0:
-                other = verdict if rank == self._rank else rank
+                other = rank if verdict == self._rank else verdict
                 verdicts.raise_for(loader.MISMATCH, other, step.call, self.place)
         self._send_parts(step, largest)
 

@@ -257,7 +257,7 @@ static int32_t read_verdicts(ag_group *group) {
         int64_t verdict;
         memcpy(&verdict, theirs(group, rank), sizeof verdict);
         if (verdict < 0) continue;
-        group->peers.lost = rank == group->rank ? (int32_t)verdict : rank;
+        group->peers.lost = verdict == group->rank ? rank : (int32_t)verdict;
         return AG_MISMATCH;
     }
     return AG_OK;

@@ -1,0 +1,119 @@
+"""Ranks that die, never come, call something else, abort or are interrupted in collectives: typed errors, nothing left, no hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.faults
+
+PROGRAM = Path(__file__).parent.parent / "multiprocess" / "programs" / "doomed_rank.py"
+SIZE, VICTIM = 3, 1
+DEATHS = (
+    "killed_in_the_middle",
+    "killed_before_it_comes",
+    "killed_while_others_wait_in_the_background",
+)
+MISMATCHES = {
+    "different_operations": (
+        "all_gather of 3 x float32",
+        "all_reduce(sum) of 21 x float32, shape (7, 3)",
+    ),
+    "different_sizes": ("of 8 x float32", "of 4 x float32"),
+    "different_dtypes_in_the_background": ("of 4 x float64", "of 4 x float32"),
+    "different_splits": ("all_to_all of float32", "all_to_all of float32"),
+    "one_goes_to_gloo": ("all_reduce(bor)", "all_reduce(sum)"),
+}
+OTHERS = ("stopped_rank", "aborted", "interrupted")
+
+
+@pytest.fixture(scope="module", params=["native", "torch operations"])
+def outcomes(request, tmp_path_factory):
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(PROGRAM),
+            str(SIZE),
+            str(tmp_path_factory.mktemp("stores")),
+            *DEATHS,
+            *MISMATCHES,
+            *OTHERS,
+        ],
+        env=os.environ
+        | {
+            "ARGOSY_NATIVE": "1" if request.param == "native" else "0",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "RES_OPTIONS": "timeout:1 attempts:1",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=115,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found, ranks = {}, []
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        if "fate" in record:
+            found[record["fate"]] = {entry["rank"]: entry for entry in ranks}
+            ranks = []
+        else:
+            ranks.append(record)
+    return found
+
+
+@pytest.mark.parametrize("fate", DEATHS)
+def test_all_others_learn_who_was_killed(outcomes, fate):
+    survivors = outcomes[fate]
+    assert sorted(survivors) == [0, 2]
+    for said in survivors.values():
+        assert (said["error"], said["lost"]) == ("PeerLost", VICTIM), said
+        assert said["again"] == "PeerLost"  # a broken group stays broken
+        assert said["left"] == []
+
+
+@pytest.mark.parametrize("fate", MISMATCHES)
+def test_a_mismatch_names_both_ranks_calls_and_call_sites(outcomes, fate):
+    theirs, ours = MISMATCHES[fate]
+    everybody = outcomes[fate]
+    assert sorted(everybody) == [0, 1, 2]
+    for rank, said in everybody.items():
+        assert said["error"] == "MismatchError", said
+        assert "doomed_rank.py" in said["text"], said["text"]
+        assert said["left"] == []
+        if rank != VICTIM:
+            assert f"rank {VICTIM}: " in said["text"]
+            assert theirs in said["text"], said["text"]
+            assert ours in said["text"], said["text"]
+
+
+def test_a_rank_that_never_comes_is_named_with_its_last_call(outcomes):
+    survivors = outcomes["stopped_rank"]
+    for rank in (0, 2):
+        said = survivors[rank]
+        assert said["error"] == "TimedOut", said
+        assert f"rank {VICTIM} did not come in time" in said["text"]
+        assert "last call here: call 1, barrier" in said["text"]
+        assert said["left"] == []
+
+
+def test_an_abort_ends_everybodys_waits(outcomes):
+    for rank in (0, 2):
+        said = outcomes["aborted"][rank]
+        assert said["error"] in ("ConfigError", "PeerLost"), said
+        assert f"rank {VICTIM} has" in said["text"]
+    assert outcomes["aborted"][VICTIM]["error"] is None
+    assert all(said["left"] == [] for said in outcomes["aborted"].values())
+
+
+def test_a_signal_handler_that_raises_ends_the_wait_and_tells_the_others(outcomes):
+    assert outcomes["interrupted"][VICTIM]["error"] == "KeyboardInterrupt"
+    said = outcomes["interrupted"][2]
+    assert said["error"] == "ConfigError", said
+    assert f"rank {VICTIM} has aborted it" in said["text"]

@@ -1,0 +1,186 @@
+"""One rank of test_collective_deaths.py: runs a named fate over the argosy backend and prints what became of it as one JSON line.
+
+`python doomed_rank.py FATE RANK SIZE STORE`; forks the ranks itself when RANK is "all" so that torch is imported once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import argosy.move.groups  # noqa: F401 - registers the backend
+
+VICTIM = 1
+
+
+def killed_in_the_middle(rank, size):
+    """The victim is killed from outside while everybody is in a loop of large calls."""
+    tensor = torch.zeros(3_000_000)
+    if rank == VICTIM:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        dist.all_reduce(tensor)
+
+
+def killed_before_it_comes(rank, size):
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(10))
+
+
+def killed_while_others_wait_in_the_background(rank, size):
+    if rank == VICTIM:
+        time.sleep(
+            0.2
+        )  # the others are in their call by then; the outcome is the same if they are not
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_gather([torch.zeros(10) for _ in range(size)], torch.zeros(10), async_op=True)
+    work.wait()
+
+
+def stopped_rank(rank, size):
+    if rank == VICTIM:
+        dist.barrier()
+        threading.Event().wait(60)  # ended by the parent
+    dist.barrier()
+    dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=0.7))
+    dist.reduce(torch.zeros(10), 0)
+
+
+def different_operations(rank, size):
+    if rank == VICTIM:
+        dist.all_gather([torch.zeros(3) for _ in range(size)], torch.zeros(3))
+    else:
+        dist.all_reduce(torch.zeros(7, 3))
+
+
+def different_sizes(rank, size):
+    tensor = torch.full((8 if rank == VICTIM else 4,), 5.0)
+    try:
+        dist.all_reduce(tensor)
+    finally:
+        assert (tensor == 5.0).all(), "a refused call has written"
+
+
+def different_dtypes_in_the_background(rank, size):
+    tensor = torch.zeros(4, dtype=torch.float64 if rank == VICTIM else torch.float32)
+    dist.broadcast(tensor, 0, async_op=True).wait()
+
+
+def different_splits(rank, size):
+    given = torch.zeros(2 * size)
+    sends = [2] * size
+    takes = [2] * size
+    if rank == VICTIM:
+        given, sends = torch.zeros(2 * size + 1), [3] + [2] * (size - 1)
+    dist.all_to_all_single(torch.zeros(2 * size), given, takes, sends)
+
+
+def one_goes_to_gloo(rank, size):
+    if rank == VICTIM:
+        dist.all_reduce(torch.tensor([1]), dist.ReduceOp.BOR)
+    else:
+        dist.all_reduce(torch.tensor([1]))
+
+
+def aborted(rank, size):
+    if rank == VICTIM:
+        dist.barrier()
+        dist.distributed_c10d._abort_process_group()
+        return
+    dist.barrier()
+    dist.all_reduce(torch.zeros(10))
+
+
+def interrupted(rank, size):
+    """Ctrl-C reaches Python although the rank waits in native code; the others learn it."""
+    if rank == VICTIM:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        dist.all_reduce(torch.zeros(10), group=dist.group.WORLD)
+    elif rank == 0:
+        threading.Event().wait(60)  # never comes; ended by the parent
+    else:
+        dist.all_reduce(torch.zeros(10))
+
+
+def member(fate, rank, size, store):
+    torch.set_num_threads(1)
+    said = {"rank": rank, "error": None}
+    dist.init_process_group(
+        "argosy",
+        store=dist.FileStore(store, size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=30),
+    )
+    group = dist.distributed_c10d._get_default_group()
+    try:
+        globals()[fate](rank, size)
+    except BaseException as failure:
+        said |= {"error": type(failure).__name__, "text": str(failure), "at": time.monotonic()}
+        said["lost"] = getattr(failure, "rank", None)
+    if dist.is_initialized():
+        try:
+            group.allreduce([torch.zeros(1)]).wait()
+        except Exception as failure:
+            said["again"] = type(failure).__name__
+        dist.destroy_process_group()
+    links = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.islink(f"/proc/self/fd/{fd}")
+    ]
+    said["left"] = [link for link in links if "argosy" in link or "pidfd" in link]
+    said["left"] += [t.name for t in threading.enumerate() if t.name.startswith("argosy")]
+    said["left"] += [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:argosy" in line
+    ]
+    os.write(1, (json.dumps(said) + "\n").encode())  # in one piece: the others write too
+
+
+def main() -> int:
+    size, scratch = int(sys.argv[1]), sys.argv[2]
+    for fate in sys.argv[3:]:
+        pids = []
+        for rank in range(size):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    member(fate, rank, size, f"{scratch}/{fate}")
+                finally:
+                    sys.stdout.flush()
+                    os._exit(0)
+            pids.append(pid)
+        needed = [p for r, p in enumerate(pids) if not waits_for_ever(fate, r)]
+        deadline = time.monotonic() + 25
+        ends = {}
+        while len(ends) < len(needed) and time.monotonic() < deadline:
+            for pid in needed:
+                if pid not in ends and os.waitpid(pid, os.WNOHANG)[0]:
+                    ends[pid] = time.monotonic()
+            time.sleep(0.002)
+        for pid in pids:
+            if pid not in ends:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        victim_end = ends.get(pids[VICTIM])
+        print(json.dumps({"fate": fate, "victim_end": victim_end}), flush=True)
+    return 0
+
+
+def waits_for_ever(fate, rank):
+    return (fate == "stopped_rank" and rank == VICTIM) or (fate == "interrupted" and rank == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
