@@ -24,9 +24,17 @@ _LONGEST_RUN_BYTES = 64 << 20
 
 
 def copy_mapped(
-    copy: Copy, target: torch.Tensor, memory: torch.Tensor, wire: torch.dtype | None
+    copy: Copy,
+    target: torch.Tensor,
+    memory: torch.Tensor,
+    wire: torch.dtype | None,
+    *,
+    is_streamed: bool = False,
 ) -> None:
-    """Copy from `memory`, the source's elements as one flat tensor; `wire` rounds values on the way when it is given."""
+    """Copy from `memory`, the source's elements as one flat tensor; `wire` rounds values on the way when it is given.
+
+    `is_streamed`: this is part of a transfer that is larger than the caches.
+    """
     into = _view(target, copy.sizes, copy.strides, copy.start)
     source = _view(memory, copy.sizes, copy.source_strides, copy.source_start)
     if wire is not None:
@@ -40,7 +48,7 @@ def copy_mapped(
             into[block].copy_(source[block])
         return
     if into.dtype == source.dtype:
-        copy_rows(into, source)
+        copy_rows(into, source, is_streamed=is_streamed)
     else:
         into.copy_(source)
 

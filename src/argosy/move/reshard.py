@@ -33,6 +33,8 @@ from argosy.move.spans import Span, check_spans
 SECONDS = 300.0
 _VERSION = 1
 _MOST_PLANS = 16
+_LARGE_BYTES = 16 << 20
+"""From here on a transfer goes past the caches."""
 
 _plans: OrderedDict[str, Plan] = OrderedDict()
 
@@ -144,6 +146,8 @@ class Reshard:
             if {dtype}
             - {self.plan.tensors[name].source.dtype, self.plan.tensors[name].destination.dtype}
         }
+        volume = sum(copy.volume for copy in self._mine.copies)
+        self._is_large = volume * 4 >= _LARGE_BYTES
         self._reach(said)
 
     # --- preparation -------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ class Reshard:
         if isinstance(memory, torch.Tensor):
             if memory.data_ptr() == target.data_ptr() and copy.source_rank == self._meeting.rank:
                 return  # the same tensor on both sides, as check_spans has seen
-            copy_mapped(copy, target, memory, wire)
+            copy_mapped(copy, target, memory, wire, is_streamed=self._is_large)
         else:
             dtype = placements.dtype_of(tensor.source.dtype)
             try:

@@ -16,17 +16,21 @@ from argosy.native import loader
 
 _NUMBER = ctypes.c_int64
 _POINTER = ctypes.c_void_p
+_FLAG = ctypes.c_int32
 _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "ag_copy_rows": (
         None,
-        (_POINTER, _POINTER, _NUMBER, ctypes.c_int32, _POINTER, _POINTER, _POINTER),
+        (_POINTER, _POINTER, _NUMBER, _FLAG, _POINTER, _POINTER, _POINTER, _FLAG),
     )
 }
 _LEAST_ROW_BYTES = 32
 
 
-def copy_rows(into: torch.Tensor, source: torch.Tensor) -> None:
-    """into[...] = source: equal shapes and dtypes, memories that do not overlap."""
+def copy_rows(into: torch.Tensor, source: torch.Tensor, *, is_streamed: bool) -> None:
+    """into[...] = source: equal shapes and dtypes, memories that do not overlap.
+
+    `is_streamed`: so much is moved in all that caching the destination is of no use.
+    """
     native = _library()
     size = into.element_size()
     dims = into.dim()
@@ -44,6 +48,7 @@ def copy_rows(into: torch.Tensor, source: torch.Tensor) -> None:
         numbers(*into.shape[:outer]),
         numbers(*(stride * size for stride in into.stride()[:outer])),
         numbers(*(stride * size for stride in source.stride()[:outer])),
+        int(is_streamed),
     )
 
 

@@ -1,7 +1,7 @@
 /* Copies of rows, for moving a part of a tensor between two layouts.
  *
- * A row-wise memcpy reads every line of the destination before it overwrites it, since each row by itself is short. When all rows together are
- * larger than the caches are worth, whole lines are stored past them: a third less traffic. Order of stores does not matter to the caller until a
+ * A row-wise memcpy reads every line of the destination before it overwrites it, since each row by itself is short. When the caller knows that all
+ * it moves is larger than the caches are worth, whole lines are stored past them: a third less traffic. Order of stores does not matter to the caller until a
  * later release store, which the fence at the end makes safe.
  */
 #include "rows.h"
@@ -12,7 +12,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { LINE = 64, LEAST_ROW = 4 * LINE, LEAST_TOTAL = 16 << 20 };
+enum { LINE = 64, LEAST_ROW = 4 * LINE };
 
 #if defined(__x86_64__)
 /* Both pointers at any alignment; only whole lines of the destination are streamed. */
@@ -73,12 +73,9 @@ static void copy_grid(const struct grid *grid, unsigned char *dst, const unsigne
 }
 
 void ag_copy_rows(void *dst, const void *src, int64_t row_bytes, int32_t num_dims, const int64_t *sizes,
-                  const int64_t *dst_steps, const int64_t *src_steps)
+                  const int64_t *dst_steps, const int64_t *src_steps, int32_t is_streamed)
 {
-    int64_t total = row_bytes;
-    for (int32_t dim = 0; dim < num_dims; dim++)
-        total *= sizes[dim];
-    int is_streamed = row_bytes >= LEAST_ROW && total >= LEAST_TOTAL;
+    is_streamed = is_streamed && row_bytes >= LEAST_ROW;
     struct grid grid = {row_bytes, num_dims, is_streamed, sizes, dst_steps, src_steps};
     copy_grid(&grid, dst, src, 0);
 #if defined(__x86_64__)
