@@ -7,9 +7,14 @@ import json
 import signal
 import sys
 
-from benchmarks import launch, reshard, supervise
+from benchmarks import exchange, launch, reshard, supervise
 
-BENCHMARKS = {"launch": launch.run, "reshard": reshard.run, "supervise": supervise.run}
+BENCHMARKS = {
+    "exchange": exchange.run,
+    "launch": launch.run,
+    "reshard": reshard.run,
+    "supervise": supervise.run,
+}
 
 
 def main() -> int:

@@ -113,6 +113,11 @@ class Exchange:
                 fix="name all members, this rank too, within most_ranks",
             )
         is_first = self.rank == NONE
+        if is_first and self._memory.load(self._entered_at(rank)) > generation:
+            raise GenerationChanged(
+                f"an earlier process of rank {rank} has entered generation {generation} already",
+                fix="a replacement enters the generation that was made for it",
+            )
         self.rank = self.state.owner = rank
         self.generation = generation
         for owner in range(self.layout.most_ranks):
