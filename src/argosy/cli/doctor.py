@@ -1,7 +1,7 @@
 """`argosy doctor`: is this machine fit to train, and what to do where it is not.
 
 Runs the checks of control/hostchecks.py and control/torchchecks.py one after the other, shows each as it is done, and exits 0 when nothing
-is broken. Needs no running cluster and changes nothing.
+is broken; with `--transfer` shows the routes of control/transferchecks.py. Needs no running cluster and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import msgspec
 
 from argosy.control.hostchecks import Check, host_checks
 from argosy.control.torchchecks import torch_checks
+from argosy.control.transferchecks import Pair, Routes, probe_routes
 from argosy.errors import ConfigError
 
 USAGE = """\
 argosy doctor [--json]
+argosy doctor --transfer [-n PROCESSES] [--json]
 
 Is this machine fit to train: interpreter, torch, CPU instructions, memory, disk, limits, clock, home, containment,
 stacks, name lookup. Each line is ok, a warning (works, but worse than it could) or broken, with the mend below it.
 
-  --json    one JSON object: {"checks": [{"name", "state", "detail", "mend"}], "broken": N, "warnings": N}
+  --json      one JSON object: {"checks": [{"name", "state", "detail", "mend"}], "broken": N, "warnings": N}
+  --transfer  start a few processes (4) and say which route each pair would use for data, why, and how fast it is
+  -n N        how many of them, 2 to 16
 
 Exits 0 when nothing is broken, else 1. Needs no running cluster.
 """
@@ -34,9 +38,13 @@ def main(argv: list[str]) -> int:
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
         return 0
+    if "--transfer" in argv:
+        return show_routes(argv)
     unknown = [word for word in argv if word != "--json"]
     if unknown:
-        raise ConfigError(f"doctor does not take {unknown[0]!r}", fix="argosy doctor [--json]")
+        raise ConfigError(
+            f"doctor does not take {unknown[0]!r}", fix="argosy doctor [--transfer] [--json]"
+        )
     is_json = bool(argv)
     checks = run_checks([*torch_checks(), *host_checks()], show=None if is_json else show)
     num_broken = sum(check.state == "broken" for check in checks)
@@ -96,3 +104,71 @@ def summary(num_broken: int, num_warnings: int) -> str:
     if num_warnings:
         return f"\nfit to train, {num_warnings} warnings.\n"
     return "\nfit to train.\n"
+
+
+def show_routes(argv: list[str]) -> int:
+    """`--transfer`: the route of each pair of processes."""
+    num_processes = _num_processes([word for word in argv if word not in ("--transfer", "--json")])
+    announce(f"{num_processes} processes and their routes")
+    routes = probe_routes(num_processes)
+    announce("")
+    if "--json" in argv:
+        sys.stdout.write(msgspec.json.encode(routes).decode() + "\n")
+    else:
+        sys.stdout.write(route_table(routes))
+    return 1 if routes.is_broken else 0
+
+
+def _num_processes(words: list[str]) -> int:
+    if not words:
+        return 4
+    joined = "".join(words)
+    count = joined.removeprefix("-n")
+    if not joined.startswith("-n") or not count.isdecimal() or not 2 <= int(count) <= 16:
+        raise ConfigError(
+            f"doctor --transfer does not take {' '.join(words)!r}",
+            fix="argosy doctor --transfer [-n 2 to 16] [--json]",
+        )
+    return int(count)
+
+
+def route_table(routes: Routes) -> str:
+    """For a person: a line for each pair, the reasons once each, and what failed."""
+    lines = [f"kernels: {routes.kernels}", ""]
+    head = f"{'pair':8} {'route':14} {'GB/s':>7} {'µs':>8}   {'Gloo GB/s':>9} {'µs':>8}   peer's memory"
+    lines.append(head)
+    lines += [_route_line(pair) for pair in routes.pairs]
+    reasons: dict[str, list[str]] = {}
+    for pair in routes.pairs:
+        label = f"{pair.first}-{pair.second}"
+        reasons.setdefault(f"{pair.route}: {pair.why}", []).append(label)
+        if pair.process_vm_readv_why:
+            why = f"no reading of a peer's memory: {pair.process_vm_readv_why}"
+            reasons.setdefault(why, []).append(label)
+        if pair.gloo_why:
+            reasons.setdefault(f"no Gloo: {pair.gloo_why}", []).append(label)
+    lines.append("")
+    for reason, pairs in reasons.items():
+        lines.append(
+            f"{reason} ({'all pairs' if len(pairs) == len(routes.pairs) else ', '.join(pairs)})"
+        )
+    lines += [f"process {failure.rank} failed: {failure.why}" for failure in routes.failed]
+    return "\n".join(lines) + "\n"
+
+
+def _route_line(pair: Pair) -> str:
+    label = f"{pair.first}-{pair.second}"
+    numbers = [
+        "-" if value is None else f"{value:.1f}"
+        for value in (
+            pair.copy_gb_per_second,
+            pair.latency_us,
+            pair.gloo_gb_per_second,
+            pair.gloo_latency_us,
+        )
+    ]
+    memory = "readable" if pair.process_vm_readv else "no"
+    return (
+        f"{label:8} {pair.route:14} {numbers[0]:>7} {numbers[1]:>8}   "
+        f"{numbers[2]:>9} {numbers[3]:>8}   {memory}"
+    )

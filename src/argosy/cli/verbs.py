@@ -309,7 +309,7 @@ VERBS = (
         "doctor",
         "is this machine fit to train, and how to mend it",
         entry="argosy.cli.doctor:main",
-        examples=("argosy doctor",),
+        examples=("argosy doctor", "argosy doctor --transfer"),
     ),
     Verb(
         "demo",
