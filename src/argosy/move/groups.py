@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from argosy.move import arguments, callsites, counters, hosts, torchgroup
+from argosy.move import arguments, callsites, counters, hosts, mapping, torchgroup
 from argosy.move.arguments import Request
 from argosy.move.calls import Call, Kind
 from argosy.move.hostroute import LAYERED, HostRoute
@@ -46,6 +46,15 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """The name of the registration."""
         return NAME
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all ranks share memory."""
+        return not self._is_spread
+
+    def common_memory(self, size: int) -> mapping.Mapping:
+        """New memory that all ranks of this host map; every rank calls it, in the same order. It lives as long as its tensors."""
+        return self._host.common_memory(size, self._timeout.total_seconds())
 
     def _leaders(self, birth: torchgroup.Birth) -> Any:
         """Gloo between the first ranks of the hosts; None on the others."""

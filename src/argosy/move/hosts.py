@@ -10,8 +10,8 @@ import json
 import os
 from typing import Any, Protocol
 
-from argosy.errors import ProtocolError
-from argosy.move import locality, segment, torchgroup, verdicts
+from argosy.errors import ArenaGone, ProtocolError
+from argosy.move import hostmemory, locality, mapping, segment, torchgroup, verdicts
 from argosy.move.calls import Call
 from argosy.move.nativeroute import NativeRoute
 from argosy.move.soloroute import SoloRoute
@@ -52,6 +52,24 @@ class Host:
         self.route: Route = SoloRoute()
         self.segment: segment.Segment | None = None
         self.near: locality.Locality | None = None
+
+    def common_memory(self, size: int, timeout: float) -> mapping.Mapping:
+        """New memory that all ranks of this host map. Collective on the host."""
+        if self.near is None:
+            raise ArenaGone("the group has been shut down")
+        descriptor: int | None = None
+        try:
+            if self.near.is_leader:
+                descriptor = os.memfd_create("argosy-common", os.MFD_CLOEXEC)
+                os.ftruncate(descriptor, size)
+                hostmemory.reserve(descriptor, size, "shared buffers of a group")
+                os.close(self.near.share(descriptor, timeout=timeout))
+            else:
+                descriptor = self.near.share(timeout=timeout)
+            return mapping.Mapping(descriptor, size, is_private=False, is_prefaulted=True)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def close(self) -> None:
         """Give memory and descriptors back."""

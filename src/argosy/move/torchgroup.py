@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_api
 
 from argosy.errors import NoRoute
 from argosy.move.calls import Operation
@@ -21,6 +23,9 @@ Store = Any
 """A torch.distributed store; torch does not type it."""
 # The methods' signatures in torch's stubs are not those that torch calls: types stop here.
 _ProcessGroup: Any = dist.ProcessGroup
+
+AllGather: Any = _fsdp_api.AllGather
+ReduceScatter: Any = _fsdp_api.ReduceScatter
 
 _OPERATIONS = {
     dist.ReduceOp.SUM: Operation.SUM,
@@ -167,3 +172,16 @@ def options_of(method: str, given: Any) -> Any:
     if operation is not None:
         options.reduceOp = operation
     return options
+
+
+def sharded_modules(model: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """FSDP2's modules of a model with the process group that each is sharded over; those of one rank have nothing to move."""
+    found = []
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        for parameters in module._get_fsdp_state()._fsdp_param_groups:
+            group = parameters._all_gather_process_group
+            if group.size() > 1:
+                found.append((module, group))
+    return found
