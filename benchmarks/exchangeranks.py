@@ -15,7 +15,7 @@ import signal
 import struct
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -36,11 +36,16 @@ class Job:
     """What all ranks share: the exchange, the state of each version slot, the weights."""
 
     def __init__(
-        self, name: str, *, lanes: int, ranks: int, sizes: tuple[int, ...] = SIZES
+        self,
+        name: str,
+        *,
+        lanes: int,
+        ranks: int,
+        make: Callable[[str, Layout], exchanges.Exchange] = exchanges.open,
     ) -> None:
-        parameters = tuple(Parameter(name=f"p{i}", numel=n) for i, n in enumerate(sizes))
+        parameters = tuple(Parameter(name=f"p{i}", numel=n) for i, n in enumerate(SIZES))
         self.layout = Layout(num_lanes=lanes, most_ranks=ranks, parameters=parameters)
-        self.exchange = exchanges.open(name, self.layout)
+        self.exchange = make(name, self.layout)
         count, slots = self.layout.num_elements, self.layout.num_versions
         self.arena = arenas.create(
             f"{name}-state", 4 * count * (2 * slots + 1) + 65536, scope="run"
@@ -220,7 +225,7 @@ def refresh(job: Job, version: int, mine: list[int]) -> None:
         job.weights[start:stop].copy_(job.states[slot, 0, start:stop])
     if left:
         state.mark_refreshed(version, left)
-    state.wait_refreshed(version, deadline=time.monotonic() + WAIT_SECONDS)
+    state.wait_refreshed(version, deadline=time.monotonic() + WAIT_SECONDS, weights=job.weights)
 
 
 class Gang:
@@ -243,7 +248,7 @@ class Gang:
                 signal.alarm(120)
                 run_rank(self.job, self.record, rank, self.generation)
                 code = 0
-            except BaseException:  # noqa: B036 - the entry point of a process
+            except BaseException:  # noqa: BLE001 - the entry point of a process
                 traceback.print_exc()
             finally:
                 os._exit(code)

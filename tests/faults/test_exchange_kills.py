@@ -6,7 +6,6 @@ import time
 
 import pytest
 import torch
-
 from benchmarks import exchangekills
 from benchmarks.exchangeranks import Gang, Job, reference
 

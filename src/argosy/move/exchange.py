@@ -26,7 +26,7 @@ from argosy.move.trees import Node
 from argosy.move.versions import Versions
 from argosy.move.words import Memory, Progress
 
-_REGION = "exchange"
+REGION = "exchange"
 _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 
 
@@ -34,9 +34,9 @@ def open(name: str, layout: Layout, *, scope: Scope = "run", prefault: bool = Tr
     """Map the exchange of that name, making it if this is the first process; MismatchError when its layout is another one."""
     size = layout.places.total
     arena = arenas.create(name, size, scope=scope, prefault=prefault)
-    if arena.find(_REGION) is None:
+    if arena.find(REGION) is None:
         try:
-            arena.empty((size,), torch.uint8, name=_REGION)
+            arena.empty((size,), torch.uint8, name=REGION)
         except ConfigError:
             pass  # another process was first
     return Exchange(arena, layout)
@@ -80,7 +80,7 @@ class Exchange:
     def __init__(self, arena: arenas.Arena, layout: Layout) -> None:
         self.layout = layout
         self._arena = arena
-        region = arena.tensor(_REGION)
+        region = arena.tensor(REGION)
         if region.numel() != layout.places.total:
             raise _other_layout(arena.name)
         self._memory = Memory(region, arena.fileno())
