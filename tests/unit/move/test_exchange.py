@@ -1,0 +1,354 @@
+"""The real exchange in one process: what it refuses, what survives, and the order of its accesses, which the model relies on."""
+
+import gc
+import itertools
+import math
+import os
+import time
+
+import pytest
+import torch
+
+from argosy.errors import (
+    ArenaGone,
+    ConfigError,
+    GenerationChanged,
+    InvariantError,
+    MismatchError,
+    NoRoom,
+    RoundOver,
+    TimedOut,
+)
+from argosy.move import arenas, exchange, trees
+from argosy.move.gathered import square_sum, total
+from argosy.move.layout import Layout, Parameter
+from argosy.move.rounds import Round
+from argosy.move.trees import Node
+
+names = itertools.count()
+FIRST = Round(0, 0)
+
+
+def soon(seconds=5.0):
+    return time.monotonic() + seconds
+
+
+def layout_of(lanes=4, ranks=2, sizes=(70_000, 10), **more):
+    parameters = tuple(Parameter(name=f"p{i}", numel=n) for i, n in enumerate(sizes))
+    return Layout(num_lanes=lanes, most_ranks=ranks, parameters=parameters, **more)
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make_exchange(layout=None, name=None, enter=True):
+        layout = layout or layout_of()
+        opened = exchange.open(name or f"unit-{next(names)}", layout, scope="process")
+        made.append(opened)
+        if enter:
+            opened.enter(0, 0, {0: -1}, deadline=soon())
+        return opened
+
+    yield make_exchange
+    for opened in made:
+        opened.close()
+
+
+def lane_values(layout, lane):
+    generator = torch.Generator().manual_seed(lane)
+    return torch.randn(layout.num_elements, generator=generator) * 2.0 ** (lane % 5)
+
+
+def publish(opened, round, node, **more):
+    claim = opened.claim(round, node)
+    claim.zero()
+    for lane in range(node.first, node.stop):
+        claim.flat.add_(lane_values(opened.layout, lane))
+    return opened.publish(claim, **more)
+
+
+def commit(opened, version, pages=None):
+    opened.state.begin(version, deadline=soon())
+    opened.state.mark_done(version, range(opened.layout.num_pages) if pages is None else pages)
+    return opened.state.wait_flip(version, deadline=soon())
+
+
+def sums(opened, round):
+    out = torch.zeros(opened.layout.num_elements)
+    gathered = opened.wait_lanes(round, deadline=soon())
+    partials = opened.reduce(gathered, range(opened.layout.num_pages), out)
+    return gathered, partials, out
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
+def test_any_cut_between_ranks_gives_the_same_bits(make, cut):
+    opened = make(layout_of(lanes=5))
+    for node in (*opened.layout.blocks(0, cut), *opened.layout.blocks(cut, 5 - cut)):
+        publish(opened, FIRST, node, terms={"loss": (node.first + 0.5, float(node.size))})
+    gathered, partials, out = sums(opened, FIRST)
+    single = [lane_values(opened.layout, lane) + 0.0 for lane in range(5)]
+    program = trees.program([Node(lane, 1) for lane in range(5)], 5)
+    expected = trees.evaluate(program, single, torch.add)
+    for name in ("p0", "p1"):
+        start, stop = opened.layout.span(name)
+        assert torch.equal(out[start:stop], expected[start:stop])
+    assert gathered.terms["loss"][1] == 5.0
+    squares = sum(
+        float(expected[slice(*opened.layout.bounds(p))].double().square().sum()) for p in range(3)
+    )
+    assert total(partials) == pytest.approx(squares, rel=1e-6)
+
+
+def test_few_slots_are_enough_because_siblings_are_added_into_one(make):
+    many = make(layout_of(lanes=16, ranks=1))
+    few = make(layout_of(lanes=16, ranks=1, num_slots=5))
+    for opened in (many, few):
+        for node in opened.layout.blocks(0, 16):
+            publish(opened, FIRST, node, touched=["p1"] if node.first == 6 else [])
+    (a, partials, out), (b, others, out_few) = sums(many, FIRST), sums(few, FIRST)
+    assert few.statistics()["merges"] > 0
+    assert many.statistics()["merges"] == 0
+    assert torch.equal(out, out_few)
+    assert partials == others
+    assert a.touched == b.touched == {"p1"}
+
+
+def test_what_travels_with_blocks_is_added_in_the_order_of_the_tree(make):
+    opened = make(layout_of(lanes=3, extra_bytes=5, terms=("loss", "aux")))
+    publish(opened, FIRST, Node(0, 2), terms={"loss": (0.1, 2.0)}, extra=b"left", touched=["p0"])
+    publish(opened, FIRST, Node(2, 1), terms={"loss": (0.2, 1.0), "aux": (7.0, 1.0)}, touched=[])
+    gathered = opened.wait_lanes(FIRST, deadline=soon())
+    assert gathered.terms == {"loss": (0.1 + 0.2, 3.0), "aux": (7.0, 1.0)}
+    assert gathered.touched == {"p0"}
+    assert gathered.extras[0] == (Node(0, 2), b"left\0")
+    with pytest.raises(ConfigError, match="'other' is not in the layout"):
+        publish(opened, Round(0, 1), Node(0, 1), terms={"other": (0.0, 0.0)})
+    with pytest.raises(ConfigError, match="6 extra bytes"):
+        publish(opened, Round(0, 2), Node(0, 1), extra=b"123456")
+
+
+def test_a_replacement_goes_on_with_what_a_dead_rank_has_finished(make):
+    layout = layout_of()
+    first = make(layout, name="unit-replaced")
+    publish(first, FIRST, Node(0, 2))
+    first.claim(FIRST, Node(2, 2))
+    first.state.pin()
+    second = make(layout, name="unit-replaced", enter=False)
+    with pytest.raises(GenerationChanged, match="earlier process of rank 0"):
+        second.enter(0, 0, {0: -1}, deadline=soon())
+    second.enter(1, 0, {0: -1}, deadline=soon())
+    assert second.claim(FIRST, Node(0, 2)) is None
+    assert second.missing(FIRST) == [2, 3]
+    assert second.state.pins() == {}
+    publish(second, FIRST, Node(2, 2))
+    assert second.missing(FIRST) == []
+
+
+def test_an_unfinished_block_does_not_count_and_a_stale_claim_cannot_be_published(make):
+    opened = make()
+    claim = opened.claim(FIRST, Node(0, 2))
+    assert opened.published(FIRST) == []
+    with pytest.raises(TimedOut, match=r"lanes 0 \(rank 0 is writing it\), 1 .* 2 \(of rank 1\)"):
+        opened.wait_lanes(FIRST, deadline=time.monotonic(), owners=[0, 0, 1, 1])
+    opened.enter(1, 0, {0: -1}, deadline=soon())
+    with pytest.raises(GenerationChanged, match="generation 0, this is 1"):
+        opened.publish(claim)
+
+
+def test_another_layout_is_refused(make):
+    make(layout_of(), name="unit-other")
+    with pytest.raises(MismatchError, match="another layout"):
+        make(layout_of(terms=("lost",)), name="unit-other")
+
+
+def test_votes_are_in_page_order_and_show_what_is_not_finite(make):
+    opened = make()
+    with pytest.raises(TimedOut, match="votes of 3 pages"):
+        opened.wait_votes(FIRST, deadline=time.monotonic())
+    opened.vote(FIRST, [2, 0], [4.0, math.inf])
+    opened.vote(FIRST, [1], [1.0])
+    assert opened.wait_votes(FIRST, deadline=soon()) == [math.inf, 1.0, 4.0]
+    assert opened.unvoted(Round(0, 1)) == [0, 1, 2]
+    page = torch.full((70,), 1e30)
+    assert square_sum(page) == pytest.approx(7e61, rel=1e-6)
+    assert math.isnan(square_sum(torch.tensor([1.0, math.nan])))
+
+
+def test_versions_flip_once_all_pages_are_done_and_never_reuse_the_current_slot(make):
+    opened = make()
+    state = opened.state
+    slot = state.begin(1, deadline=soon())
+    assert slot != state.current()[1]
+    state.mark_done(1, [0, 1])
+    assert not state.try_flip(1)
+    with pytest.raises(TimedOut, match="pages 2 are not done"):
+        state.wait_flip(1, deadline=time.monotonic())
+    assert state.begin(1, deadline=soon()) == slot
+    state.mark_done(1, [2])
+    assert state.wait_flip(1, deadline=soon()) == slot
+    assert state.current() == (1, slot)
+    with pytest.raises(InvariantError, match="version 1 cannot begin"):
+        state.begin(1, deadline=soon())
+
+
+def test_a_pinned_version_keeps_its_slot_until_it_is_given_back_or_swept(make):
+    layout = layout_of(num_versions=3)
+    opened = make(layout, name="unit-pins")
+    observer = make(layout, name="unit-pins", enter=False)
+    observer.observe(0)
+    version, slot = observer.state.pin()
+    assert (version, slot) == (0, 0)
+    slots = [commit(opened, number) for number in (1, 2, 3)]
+    assert slot not in slots
+    opened.state.pin(3)
+    with pytest.raises(GenerationChanged, match="version 1 cannot be pinned"):
+        opened.state.pin(1)
+    commit(opened, 4)
+    with pytest.raises(
+        TimedOut,
+        match=r"all others are pinned \(rank 0: version 3, observer 0: version 0\)|observer 0",
+    ):
+        opened.state.begin(5, deadline=time.monotonic())
+    assert opened.sweep_observer(0) == 1
+    assert opened.state.begin(5, deadline=soon()) == 0
+
+
+def test_what_others_have_finished_is_over(make):
+    opened = make()
+    commit(opened, 1)
+    with pytest.raises(RoundOver):
+        opened.claim(FIRST, Node(0, 2))
+    with pytest.raises(RoundOver):
+        opened.wait_lanes(FIRST, deadline=soon())
+    with pytest.raises(RoundOver):
+        opened.wait_votes(FIRST, deadline=soon())
+
+
+def test_parts_of_a_step_wait_for_their_own_pages(make):
+    opened = make(layout_of(parts=(("p1",), ("p0",))))
+    part = Round(0, 0, 0)
+    opened.vote(part, [2], [3.0])
+    assert opened.wait_votes(part, deadline=soon()) == [3.0]
+    opened.state.begin(1, deadline=soon())
+    with pytest.raises(TimedOut):
+        opened.state.wait_done(part, deadline=time.monotonic())
+    opened.state.mark_done(1, [2])
+    opened.state.wait_done(part, deadline=soon())
+    assert opened.is_over(part)
+    assert not opened.is_over(Round(0, 0, 1))
+
+
+def test_weights_are_open_when_every_page_is_refreshed(make):
+    opened = make()
+    opened.state.mark_refreshed(0, [0, 2])
+    with pytest.raises(TimedOut, match="pages 1 are not refreshed"):
+        opened.state.wait_refreshed(0, deadline=time.monotonic())
+    opened.state.mark_refreshed(0, [1])
+    opened.state.wait_refreshed(0, deadline=soon())
+
+
+def test_bad_calls_are_refused(make):
+    opened = make(enter=False)
+    with pytest.raises(ConfigError, match="in no generation"):
+        opened.claim(FIRST, Node(0, 2))
+    with pytest.raises(ConfigError, match="within most_ranks"):
+        opened.enter(0, 0, {0: -1, 7: -1}, deadline=soon())
+    with pytest.raises(TimedOut, match=r"ranks \[1\] have not entered generation 0"):
+        opened.enter(0, 0, {0: -1, 1: -1}, deadline=time.monotonic())
+    with pytest.raises(ConfigError, match="no node"):
+        opened.claim(FIRST, Node(1, 2))
+    with pytest.raises(ConfigError, match="page 3 of 3"):
+        opened.state.mark_done(1, [3])
+    full = make(layout_of(lanes=8, ranks=1, num_slots=4))
+    for lane in (0, 2, 4, 6):
+        publish(full, FIRST, Node(lane, 1))
+    with pytest.raises(NoRoom, match="all 4 hold blocks"):
+        full.claim(FIRST, Node(1, 1))
+
+
+def test_nothing_is_left_after_closing():
+    before = len(os.listdir("/proc/self/fd"))
+    opened = exchange.open("unit-left", layout_of(), scope="process")
+    opened.close()
+    # The mapping lives as long as a view of it, and keeps a descriptor.
+    del opened
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ArenaGone, match="unit-left"):
+        arenas.open("unit-left")
+
+
+# --- conformance: the model's transitions are the real code's accesses, in this order ---------------
+
+
+def recorded(opened, monkeypatch):
+    """What the exchange does to its shared words from here on."""
+    places, layout, memory = opened.layout.places, opened.layout, opened._memory
+    log = []
+    words = {0: "seal", 8: "claim"}
+
+    def name_of(offset):
+        if places.headers <= offset < places.slots:
+            return words[(offset - places.headers) % places.header_bytes]
+        regions = ("state", "entered", "pins", "done", "refreshed", "vote_rounds", "vote_values")
+        starts = [(getattr(places, region), region) for region in regions]
+        return max((s for s in starts if s[0] <= offset), default=(0, "progress"))[1]
+
+    store, swap = memory.store, memory.swap
+
+    def logged_store(offset, value):
+        log.append((name_of(offset), "0" if value == 0 else "set"))
+        store(offset, value)
+
+    def logged_swap(offset, expected, desired):
+        if offset != places.progress:
+            log.append((name_of(offset), "0" if desired == 0 else "swap"))
+        return swap(offset, expected, desired)
+
+    monkeypatch.setattr(memory, "store", logged_store)
+    monkeypatch.setattr(memory, "swap", logged_swap)
+    assert layout is opened.layout
+    return log
+
+
+def test_the_real_accesses_come_in_the_order_of_the_model(make, monkeypatch):
+    opened = make(layout_of(lanes=2, ranks=1, sizes=(8,)))
+    log = recorded(opened, monkeypatch)
+    claim = opened.claim(FIRST, Node(0, 2))
+    assert log == [("claim", "swap"), ("seal", "0")]
+    claim.flat.fill_(1.0)
+    opened.publish(claim)
+    assert log[2:] == [("seal", "set"), ("claim", "0")]
+    del log[:]
+    _, partials, _ = sums(opened, FIRST)
+    assert log == []
+    opened.vote(FIRST, [0], partials)
+    assert log == [("vote_values", "set"), ("vote_rounds", "set")]
+    del log[:]
+    commit(opened, 1)
+    assert log == [("state", "swap"), ("done", "set"), ("state", "swap")]
+    del log[:]
+    opened.state.mark_refreshed(1, [0])
+    opened.state.pin()
+    assert log == [("refreshed", "set"), ("pins", "set"), ("state", "swap")]
+
+
+def test_a_merge_clears_the_block_it_changes_first_and_frees_the_other_last(make, monkeypatch):
+    opened = make(layout_of(lanes=6, ranks=1, sizes=(8,), num_slots=3))
+    blocks = opened.layout.blocks(0, 6)
+    publish(opened, FIRST, Node(0, 1))
+    publish(opened, FIRST, Node(1, 1))
+    publish(opened, FIRST, blocks[1])
+    log = recorded(opened, monkeypatch)
+    assert opened.claim(FIRST, blocks[2]) is not None
+    merge = [
+        ("claim", "swap"),
+        ("claim", "swap"),
+        ("seal", "0"),
+        ("seal", "set"),
+        ("claim", "0"),
+        ("seal", "0"),
+        ("claim", "0"),
+    ]
+    assert log == [*merge, ("claim", "swap"), ("seal", "0")]
