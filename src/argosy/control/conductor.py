@@ -7,6 +7,7 @@ decided. The HTTP API and the controller's entry point call it; it decides nothi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -184,6 +185,14 @@ class Conductor:
                 f"no agent has connected within {self._agent_wait_seconds:.0f} s",
                 fix=f"see {self.cluster.log('agent')} and {self.cluster.log('keeper')}",
             ) from None
+
+    async def wait_durable(self) -> None:
+        """Return when all that has been decided so far is durable, or the disk refuses: what is known may then be told."""
+        seq = self.coordinator.seq
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOG_PATIENCE_SECONDS):
+                while self.log.last_seq < seq and not self.log.trouble:
+                    await self.log.wait_beyond(self.log.last_seq)
 
     async def _durable(self, ready: asyncio.Future[Any]) -> None:
         """Wait for what `apply` gave; ClusterError when the disk refuses for long, so that nobody waits without an answer."""

@@ -283,7 +283,10 @@ class HttpApi:
         async def guarded(request: Request) -> Response:
             self._conductor.on_activity()
             try:
-                return await function(request)
+                response = await function(request)
+                # Nobody is told what a crash could still undo.
+                await self._conductor.wait_durable()
+                return response
             except _TooLarge as error:
                 return _problem(error, 413)
             except _Conflict as error:

@@ -23,6 +23,10 @@ def wait_until(condition, what):
     return value
 
 
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def raw(path, request):
     """Status and parsed body of a request given as bytes."""
     with socket.socket(socket.AF_UNIX) as sock:
@@ -298,6 +302,7 @@ def test_stacks_of_a_sleeping_and_of_a_stopped_python_process(cluster, tmp_path)
     wait_until(lambda: len(cluster.lines(run)) == 2, "both sleep")
     processes = cluster.processes(run)
     os.kill(processes[1]["pid"], signal.SIGSTOP)
+    wait_until(lambda: state_of(processes[1]["pid"]) == "T", "it has stopped")
     stacks = cluster.get(f"/v1/runs/{run}/stacks")["stacks"]
     assert [stack["index"] for stack in stacks] == [0, 1]
     for stack in stacks:
