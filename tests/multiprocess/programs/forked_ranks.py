@@ -6,11 +6,13 @@ imported once, before the forks; each size gets its own ranks, its own store and
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -114,8 +116,7 @@ def member(module, rank: int, size: int, cases: list[str], scratch: Path) -> int
 
 def leftovers() -> dict[str, object]:
     """Memfds of groups, process descriptors and threads of ours in this process."""
-    import threading
-
+    gc.collect()  # models are cycles, and buffers of the fast path live as long as their model
     links = []
     for entry in os.listdir("/proc/self/fd"):
         try:
