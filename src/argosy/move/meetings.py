@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -21,6 +22,7 @@ from argosy.move.proofs import Store
 
 AGREED, ENTERED, DONE = range(3)
 _AREA = 4096
+_EXIT_MILLISECONDS = 1000
 _AREAS = 2
 """A process is never more than one agreement ahead of another: two areas for what they say are enough."""
 _TEXT = _AREA * (1 + _AREAS)
@@ -151,8 +153,13 @@ class Meeting:
         return regions.pid_of(pidfd) if pidfd >= 0 else -1
 
     def check_alive(self, rank: int) -> None:
-        """PeerLost when that process has ended."""
-        if self._locality is not None and handover.has_ended(self._locality.pidfds.get(rank, -1)):
+        """PeerLost when that process has ended, or ends within a second: its memory goes a moment before it does."""
+        pidfd = -1 if self._locality is None else self._locality.pidfds.get(rank, -1)
+        if pidfd < 0:
+            return
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        if poller.poll(_EXIT_MILLISECONDS):
             raise PeerLost(rank, "a transfer")
 
     def close(self) -> None:
