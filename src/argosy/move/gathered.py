@@ -7,7 +7,7 @@ Holds no memory of its own: the gradients stay in their slots until `reduce`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ import torch
 from argosy.errors import ConfigError
 from argosy.move import kernels, trees
 from argosy.move.headers import Block, Contents
-from argosy.move.layout import Layout
+from argosy.move.layout import PAGE_ELEMENTS, Layout
 from argosy.move.rounds import Round
 from argosy.move.trees import Node
 
@@ -121,6 +121,46 @@ def square_sum(page: torch.Tensor) -> float:
         return result
     # Squares of large elements overflow float32; float64 holds those of any page.
     return float(page.double().square_().sum())
+
+
+def square_sums(flat: torch.Tensor, bounds: Sequence[tuple[int, int]]) -> list[float]:
+    """`square_sum` of each of these pages of a flat tensor; neighbours that are full pages are read in one go."""
+    results: list[float] = []
+    position = 0
+    while position < len(bounds):
+        following = position
+        while (
+            following < len(bounds)
+            and bounds[following][1] - bounds[following][0] == PAGE_ELEMENTS
+            and bounds[following][0] == bounds[position][0] + (following - position) * PAGE_ELEMENTS
+        ):
+            following += 1
+        if following > position + 1:
+            piece = flat[bounds[position][0] : bounds[following - 1][1]]
+            results += _sums_of_full(piece.view(following - position, _ROWS, -1))
+            position = following
+        else:
+            results.append(square_sum(flat[slice(*bounds[position])]))
+            position += 1
+    return results
+
+
+def _sums_of_full(pages: torch.Tensor) -> list[float]:
+    norms = torch.linalg.vector_norm(pages, dim=2).double()
+    found = [float(row.dot(row)) for row in norms]
+    return [
+        value if math.isfinite(value) else square_sum(page.view(-1))
+        for value, page in zip(found, pages, strict=True)
+    ]
+
+
+def runs(pages: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Pages that follow one another, as ranges of elements: each is added in one pass."""
+    first = 0
+    for position in range(1, len(pages) + 1):
+        if position == len(pages) or pages[position] != pages[position - 1] + 1:
+            yield bounds[first][0], bounds[position - 1][1]
+            first = position
 
 
 def total(partials: Sequence[float]) -> float:
