@@ -278,11 +278,11 @@ class Exchange:
 
     def vote(self, round: Round, pages: Sequence[int], partials: Sequence[float]) -> None:
         """Say what these pages add to the global norm; a page that is not finite votes with that."""
-        places = self.layout.places
+        places, tag = self.layout.places, round.tag
         for page, partial in zip(pages, partials, strict=True):
             (bits,) = _WORD.unpack(_DOUBLE.pack(partial))
             self._memory.store(places.vote_values + 8 * page, bits)
-            self._memory.store(places.vote_rounds + 8 * page, round.tag)
+            self._memory.store(places.vote_rounds + 8 * page, tag)
         self._progress.tell()
 
     def unvoted(self, round: Round) -> list[int]:
