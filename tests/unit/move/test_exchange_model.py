@@ -602,7 +602,7 @@ FEW_SLOTS = Instance(ranks=1, lanes=6, steps=1, has_replacement=True, num_slots=
     ("instance", "least_states"),
     [
         (TWO_STEPS, 5_000),
-        (Instance(lanes=3, steps=2, has_replacement=True), 20_000),
+        (Instance(steps=2, has_replacement=True), 10_000),
         (Instance(pages=1, steps=1, has_replacement=True, crashes=2), 10_000),
         (TWO_PARTS, 10_000),
         (Instance(ranks=3, lanes=2, steps=1), 20_000),

@@ -1,5 +1,7 @@
 """The layout of an exchange: pages never span parameters, nothing overlaps, other layouts have other digests."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +58,7 @@ def test_regions_of_the_memory_do_not_overlap(sizes, lanes, ranks, extra):
         (places.headers, layout.slots * places.header_bytes),
         (places.slots, layout.slots * places.slot_bytes),
     ]
-    for (start, length), (following, _) in zip(regions, regions[1:], strict=False):
+    for (start, length), (following, _) in itertools.pairwise(regions):
         assert start + length <= following
     assert places.slots % 4096 == 0
     assert places.total == places.slots + layout.slots * places.slot_bytes

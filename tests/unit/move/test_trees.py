@@ -1,5 +1,6 @@
 """The canonical tree: whatever covers the lanes, the sum has the bits of the tree over single lanes."""
 
+import itertools
 import struct
 
 import numpy as np
@@ -38,7 +39,7 @@ def random_values(seed, count):
 
 def split_lanes(num_lanes, cuts):
     edges = [0, *sorted({cut % (num_lanes + 1) for cut in cuts}), num_lanes]
-    return [(a, b - a) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    return [(a, b - a) for a, b in itertools.pairwise(edges) if b > a]
 
 
 @settings(max_examples=150, deadline=None)
@@ -74,7 +75,7 @@ def test_every_world_size_gives_the_same_bits_and_no_order_but_the_tree_does():
             edges = [num_lanes * rank // world_size for rank in range(world_size + 1)]
             blocks = [
                 node
-                for a, b in zip(edges, edges[1:], strict=False)
+                for a, b in itertools.pairwise(edges)
                 for node in trees.blocks_of(a, b - a, num_lanes)
             ]
             sums = [whole_tree(values, *node) for node in blocks]
