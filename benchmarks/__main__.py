@@ -7,9 +7,10 @@ import json
 import signal
 import sys
 
-from benchmarks import exchange, launch, reshard, supervise
+from benchmarks import collectives, exchange, launch, reshard, supervise
 
 BENCHMARKS = {
+    "collectives": collectives.run,
     "exchange": exchange.run,
     "launch": launch.run,
     "reshard": reshard.run,

@@ -167,8 +167,8 @@ def step(model: Any, optimizer: Any, tokens: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def train(models: dict[str, Any], num_steps: int) -> tuple[dict[str, float], bool]:
-    """Steps in turns; the medians of the slowest rank, and whether all parameters are equal bit by bit."""
+def train(models: dict[str, Any], num_steps: int) -> tuple[dict[str, float], dict[str, bool]]:
+    """Steps in turns; the medians of the slowest rank, and which sides ended with the bits of Gloo."""
     optimizers = {
         side: torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         for side, model in models.items()
@@ -185,13 +185,20 @@ def train(models: dict[str, Any], num_steps: int) -> tuple[dict[str, float], boo
         tensor = torch.tensor(values[2:], dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         medians[side] = statistics.median(tensor.tolist())
-    first, *others = [[_local(p) for p in model.parameters()] for model in models.values()]
+    return medians, {side: _agree(models["gloo"], model) for side, model in models.items()} | {
+        "fast and argosy": _agree(models[next(reversed(models))], models["argosy"])
+    }
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether all parameters of two models are equal bit by bit, on all ranks."""
     are_equal = all(
-        torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True)
+        torch.equal(_local(a), _local(b))
+        for a, b in zip(one.parameters(), other.parameters(), strict=True)
     )
     flag = torch.tensor([int(are_equal)])
     dist.all_reduce(flag, dist.ReduceOp.MIN)
-    return medians, bool(flag.item())
+    return bool(flag.item())
 
 
 def _local(parameter: Any) -> torch.Tensor:
@@ -204,13 +211,17 @@ def ddp(groups: dict[str, Any], quick: bool) -> dict[str, Any]:
         torch.manual_seed(0)
         models[side] = torch.nn.parallel.DistributedDataParallel(Gpt(), process_group=group)
     medians, are_equal = train(models, 6 if quick else 20)
-    return medians | {"speedup": medians["gloo"] / medians["argosy"], "equal": are_equal}
+    return medians | {
+        "speedup": medians["gloo"] / medians["argosy"],
+        "equal": are_equal["argosy"],
+    }
 
 
 def fsdp(groups: dict[str, Any], quick: bool) -> dict[str, Any]:
-    from argosy.move.fsdp import fsdp_fast_path
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
+
+    from argosy.move.fsdp import fsdp_fast_path
 
     models = {}
     for side in ("gloo", "argosy", "fast"):
@@ -227,7 +238,8 @@ def fsdp(groups: dict[str, Any], quick: bool) -> dict[str, Any]:
     return medians | {
         "speedup": medians["gloo"] / medians["fast"],
         "plain_speedup": medians["gloo"] / medians["argosy"],
-        "equal": are_equal,
+        "equal": are_equal["fast"],
+        "fast_equal": are_equal["fast and argosy"],
     }
 
 
