@@ -18,7 +18,7 @@ import torch
 from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, RoundOver, TimedOut
 from argosy.move import arenas, kernels, rounds, trees
 from argosy.move.broker import Scope
-from argosy.move.gathered import Gathered, contents_of, gather, runs, square_sums
+from argosy.move.gathered import Gathered, contents_of, gather
 from argosy.move.headers import Block, Headers
 from argosy.move.layout import Layout
 from argosy.move.rounds import NONE, Round
@@ -268,11 +268,9 @@ class Exchange:
     def _add(self, gathered: Gathered, pages: Sequence[int], out: torch.Tensor) -> list[float]:
         inputs = [self._slots[block.slot] for block in gathered.blocks]
         bounds = [self.layout.bounds(page) for page in pages]
-        for start, stop in runs(pages, bounds):
-            slices = [flat[start:stop] for flat in inputs]
-            kernels.reduce_tree(out[start:stop], slices, gathered.program)
-            self._counts["read_bytes"] += 4 * (stop - start) * len(slices)
-        partials = square_sums(out, bounds)
+        partials = kernels.reduce_pages(out, inputs, gathered.program, bounds)
+        num_elements = sum(stop - start for start, stop in bounds)
+        self._counts["read_bytes"] += 4 * num_elements * len(inputs)
         self._counts["pages"] += len(pages)
         return partials
 

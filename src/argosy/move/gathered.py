@@ -6,22 +6,18 @@ Holds no memory of its own: the gradients stay in their slots until `reduce`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 import torch
 
 from argosy.errors import ConfigError
-from argosy.move import kernels, trees
+from argosy.move import trees
 from argosy.move.headers import Block, Contents
-from argosy.move.layout import PAGE_ELEMENTS, Layout
+from argosy.move.layout import Layout
 from argosy.move.rounds import Round
 from argosy.move.trees import Node
-
-_ROWS = 64
-"""A page's squares are added in rows of float32 and then in float64: fixed by the page alone."""
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,65 +98,6 @@ def contents_of(
         terms=tuple(given.get(name, (0.0, 0.0)) for name in layout.terms),
         extra=extra,
     )
-
-
-def add_page(out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequence[int]) -> float:
-    """Add one page in tree order, and return the sum of its squares; infinite or NaN when an element is."""
-    kernels.reduce_tree(out, inputs, program)
-    return square_sum(out)
-
-
-def square_sum(page: torch.Tensor) -> float:
-    """The sum of squares of a page, in an order that depends on its length alone; finite whenever all elements are."""
-    width = -(-page.numel() // _ROWS)
-    full = page.numel() // width * width
-    norms = torch.linalg.vector_norm(page[:full].view(-1, width), dim=1).double()
-    rest = page[full:].double()
-    result = float(norms.dot(norms) + rest.dot(rest))
-    if math.isfinite(result):
-        return result
-    # Squares of large elements overflow float32; float64 holds those of any page.
-    return float(page.double().square_().sum())
-
-
-def square_sums(flat: torch.Tensor, bounds: Sequence[tuple[int, int]]) -> list[float]:
-    """`square_sum` of each of these pages of a flat tensor; neighbours that are full pages are read in one go."""
-    results: list[float] = []
-    position = 0
-    while position < len(bounds):
-        following = position
-        while (
-            following < len(bounds)
-            and bounds[following][1] - bounds[following][0] == PAGE_ELEMENTS
-            and bounds[following][0] == bounds[position][0] + (following - position) * PAGE_ELEMENTS
-        ):
-            following += 1
-        if following > position + 1:
-            piece = flat[bounds[position][0] : bounds[following - 1][1]]
-            results += _sums_of_full(piece.view(following - position, _ROWS, -1))
-            position = following
-        else:
-            results.append(square_sum(flat[slice(*bounds[position])]))
-            position += 1
-    return results
-
-
-def _sums_of_full(pages: torch.Tensor) -> list[float]:
-    norms = torch.linalg.vector_norm(pages, dim=2).double()
-    found = [float(row.dot(row)) for row in norms]
-    return [
-        value if math.isfinite(value) else square_sum(page.view(-1))
-        for value, page in zip(found, pages, strict=True)
-    ]
-
-
-def runs(pages: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Pages that follow one another, as ranges of elements: each is added in one pass."""
-    first = 0
-    for position in range(1, len(pages) + 1):
-        if position == len(pages) or pages[position] != pages[position - 1] + 1:
-            yield bounds[first][0], bounds[position - 1][1]
-            first = position
 
 
 def total(partials: Sequence[float]) -> float:

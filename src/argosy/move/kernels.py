@@ -16,7 +16,15 @@ from argosy.errors import ConfigError
 from argosy.move import crc32c, slices
 from argosy.native import loader
 
-__all__ = ["OPERATIONS", "changed", "copy_crc32c", "path", "reduce", "reduce_tree"]
+__all__ = [
+    "OPERATIONS",
+    "changed",
+    "copy_crc32c",
+    "path",
+    "reduce",
+    "reduce_pages",
+    "reduce_tree",
+]
 
 OPERATIONS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "product": 4, "premul_sum": 5}
 """Operations of `reduce`, with their numbers in native code."""
@@ -90,6 +98,42 @@ def reduce_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequ
         DTYPES[inputs[0].dtype],
     )
     assert status == loader.OK, f"ag_reduce_tree: {status}"
+
+
+def reduce_pages(
+    out: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    program: Sequence[int],
+    bounds: Sequence[tuple[int, int]],
+) -> list[float]:
+    """`reduce_tree` of float32 over the pages [start, stop) of flat tensors; the sum of squares of each page of the result.
+
+    The squares are added in float64 in an order that depends on the page alone; they are finite when all its elements are.
+    """
+    _check_tree(out, inputs)
+    if inputs[0].dtype != torch.float32:
+        raise ConfigError(f"inputs are {inputs[0].dtype}", fix="pages are added in float32")
+    instructions = _checked_program(tuple(program), len(inputs))
+    places = [place for bound in bounds for place in bound]
+    if places and not (min(places) >= 0 and max(places) <= out.numel()):
+        raise ConfigError(f"pages beyond the {out.numel()} elements", fix="give pages of `out`")
+    native = loader.library()
+    if native is None:
+        flat = [tensor.view(-1) for tensor in inputs]
+        return [slices.reduce_page(out.view(-1), flat, program, *bound) for bound in bounds]
+    squares = (ctypes.c_double * len(bounds))()
+    status = native.ag_reduce_pages(
+        out.data_ptr(),
+        _addresses(inputs),
+        len(inputs),
+        instructions,
+        len(program),
+        (ctypes.c_int64 * len(places))(*places),
+        len(bounds),
+        squares,
+    )
+    assert status == loader.OK, f"ag_reduce_pages: {status}"
+    return list(squares)
 
 
 def copy_crc32c(dst: torch.Tensor | None, src: torch.Tensor, crc: int = 0) -> int:

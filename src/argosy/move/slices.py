@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 SLICE_BYTES = 1 << 20
+SQUARE_LANES = 16
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -54,6 +56,25 @@ def reduce_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequ
                 right = stack.pop()
                 stack[-1] = stack[-1] + right
         out[part] = stack[0]
+
+
+def reduce_page(
+    out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequence[int], start: int, stop: int
+) -> float:
+    """As `ag_reduce_pages`, one page."""
+    page = out[start:stop]
+    reduce_tree(page, [tensor[start:stop] for tensor in inputs], program)
+    elements = page.detach().numpy()
+    whole = elements.size - elements.size % SQUARE_LANES
+    # Along its slow axis numpy adds row by row, which is the order of native code.
+    rows = elements[:whole].reshape(-1, SQUARE_LANES).astype(np.float64)
+    lanes = np.add.reduce(rows * rows, axis=0) if whole else np.zeros(SQUARE_LANES)
+    rest = elements[whole:].astype(np.float64)
+    lanes[: rest.size] += rest * rest
+    total = 0.0
+    for lane in lanes:
+        total += float(lane)
+    return total
 
 
 def changed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@
  * same bits. Only f16 has instructions of its own (F16C); the plain conversions beside them are exact and give the same bits too.
  */
 #include "blocks.h"
+#include "kernels.h"
 #include "paths.h"
 
 #include <string.h>
@@ -209,7 +210,50 @@ INLINE void pairs_f32(float *to, const void *const *in, int64_t count)
     }
 }
 
+/* Element i goes to lane i % AG_SQUARE_LANES; a lane is added in order of i. */
+INLINE void squares_f32(double *lanes, const float *in, int64_t count)
+{
+    double sums[AG_SQUARE_LANES];
+    memcpy(sums, lanes, sizeof sums);
+    int64_t whole = count - count % AG_SQUARE_LANES;
+    for (int64_t i = 0; i < whole; i += AG_SQUARE_LANES)
+        for (int lane = 0; lane < AG_SQUARE_LANES; lane++) {
+            double wide = in[i + lane];
+            sums[lane] += wide * wide;
+        }
+    for (int64_t i = whole; i < count; i++) {
+        double wide = in[i];
+        sums[i - whole] += wide * wide;
+    }
+    memcpy(lanes, sums, sizeof sums);
+}
+
+INLINE void stream_f32(float *to, const float *in, int64_t count)
+{
+    memcpy(to, in, (size_t)count * sizeof *in);
+}
+
+INLINE void fence(void) {}
+
 #if defined(__x86_64__)
+/* The sum is read again only after all ranks have voted: without a place in the caches it costs no read before the write. */
+AVX2 static void stream_f32_past_caches(float *to, const float *in, int64_t count)
+{
+    int64_t i = 0;
+    for (; i < count && ((uintptr_t)(to + i) & 31) != 0; i++)
+        to[i] = in[i];
+    for (; i + 8 <= count; i += 8)
+        _mm256_stream_ps(to + i, _mm256_loadu_ps(in + i));
+    for (; i < count; i++)
+        to[i] = in[i];
+}
+
+/* Streamed stores are ordered by nothing else: what follows may be a release of a word. */
+static void store_fence(void)
+{
+    _mm_sfence();
+}
+
 AVX2 static void widen_f16_by_instruction(float *out, const void *from, int64_t count)
 {
     const u16 *in = from;
@@ -278,26 +322,30 @@ AVX2 static void narrow_bf16_by_hand(void *to, const float *in, int64_t count)
     ON_PATH(PATH, TARGET, scale_f64, (double *out, const void *in, double factor, int64_t count), (out, in, factor, count))            \
     ON_PATH(PATH, TARGET, divide_f32, (void *out, const float *in, float divisor, int64_t count), (out, in, divisor, count))           \
     ON_PATH(PATH, TARGET, divide_f64, (void *out, const double *in, double divisor, int64_t count), (out, in, divisor, count))         \
+    ON_PATH(PATH, TARGET, squares_f32, (double *lanes, const float *in, int64_t count), (lanes, in, count))                            \
     ON_PATH(PATH, TARGET, pairs_f32, (float *out, const void *const *in, int64_t count), (out, in, count))
 #define FOLD_ROW(PATH, TYPE) {PATH##_sum_##TYPE, PATH##_min_##TYPE, PATH##_max_##TYPE, PATH##_product_##TYPE}
-#define TABLE(PATH, WIDEN_F16, NARROW_F16, NARROW_BF16)                                                                           \
+#define TABLE(PATH, WIDEN_F16, NARROW_F16, NARROW_BF16, STREAM, FENCE)                                                                           \
     static const ag_blocks PATH##_blocks = {                                                                         \
         .fold = {FOLD_ROW(PATH, f32), FOLD_ROW(PATH, f64), FOLD_ROW(PATH, u8), FOLD_ROW(PATH, i8),                   \
                  FOLD_ROW(PATH, i16), FOLD_ROW(PATH, i32), FOLD_ROW(PATH, i64)},                                     \
         .widen_bf16 = PATH##_widen_bf16, .widen_f16 = WIDEN_F16,                                                     \
         .narrow_bf16 = NARROW_BF16, .narrow_f16 = NARROW_F16,                                                 \
         .scale_f32 = PATH##_scale_f32, .scale_f64 = PATH##_scale_f64,                                                \
-        .divide_f32 = PATH##_divide_f32, .divide_f64 = PATH##_divide_f64, .pairs_f32 = PATH##_pairs_f32};
+        .divide_f32 = PATH##_divide_f32, .divide_f64 = PATH##_divide_f64, .pairs_f32 = PATH##_pairs_f32,                 \
+        .squares_f32 = PATH##_squares_f32, .stream_f32 = STREAM, .fence = FENCE};
 
 ALL_ON_PATH(plain, )
 ON_PATH(plain, , widen_f16, (float *out, const void *in, int64_t count), (out, in, count))
 ON_PATH(plain, , narrow_bf16, (void *out, const float *in, int64_t count), (out, in, count))
 ON_PATH(plain, , narrow_f16, (void *out, const float *in, int64_t count), (out, in, count))
-TABLE(plain, plain_widen_f16, plain_narrow_f16, plain_narrow_bf16)
+ON_PATH(plain, , stream_f32, (float *to, const float *in, int64_t count), (to, in, count))
+ON_PATH(plain, , fence, (void), ())
+TABLE(plain, plain_widen_f16, plain_narrow_f16, plain_narrow_bf16, plain_stream_f32, plain_fence)
 
 #if defined(__x86_64__)
 ALL_ON_PATH(avx2, AVX2)
-TABLE(avx2, widen_f16_by_instruction, narrow_f16_by_instruction, narrow_bf16_by_hand)
+TABLE(avx2, widen_f16_by_instruction, narrow_f16_by_instruction, narrow_bf16_by_hand, stream_f32_past_caches, store_fence)
 #endif
 
 const ag_blocks *ag_blocks_now(void)

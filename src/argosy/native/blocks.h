@@ -29,6 +29,11 @@ typedef struct {
     void (*divide_f64)(void *out, const double *in, double divisor, int64_t count);
     /* (a + b) + (c + d), the tree over four inputs without a detour through memory. */
     void (*pairs_f32)(float *out, const void *const *in, int64_t count);
+    /* Squares of the elements added to AG_SQUARE_LANES sums, see ag_reduce_pages. */
+    void (*squares_f32)(double *lanes, const float *in, int64_t count);
+    /* A copy that leaves nothing in the caches where the path can; `fence` orders it before what follows. */
+    void (*stream_f32)(float *to, const float *in, int64_t count);
+    void (*fence)(void);
 } ag_blocks;
 
 /* The table of the path that is in force. */

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ARGOSY_ABI 1
+#define ARGOSY_ABI 2
 
 /* How a wait ended. */
 enum ag_status {
@@ -71,6 +71,13 @@ int32_t ag_reduce(void *out, const void *const *inputs, int32_t num_inputs, int6
  * At most 64 values deep. */
 int32_t ag_reduce_tree(float *out, const void *const *inputs, int32_t num_inputs, const int32_t *program, int32_t program_length,
                        int64_t count, int32_t dtype);
+
+/* ag_reduce_tree of f32 over pages of one flat space: page i is [bounds[2i], bounds[2i+1]) of out and of every input. squares[i] becomes the sum
+ * of the squares of its elements in f64: element j of the page goes to the sum j % AG_SQUARE_LANES, in order of j, then the sums are added in order.
+ * The squares of finite elements never overflow. Large outputs go past the caches. */
+#define AG_SQUARE_LANES 16
+int32_t ag_reduce_pages(float *out, const void *const *inputs, int32_t num_inputs, const int32_t *program, int32_t program_length,
+                        const int64_t *bounds, int32_t num_pages, double *squares);
 
 /* Copy and continue a CRC32C over the bytes; dst may be NULL (checksum alone). crc of nothing is 0, as in the usual libraries. */
 uint32_t ag_copy_crc32c(void *dst, const void *src, int64_t num_bytes, uint32_t crc);

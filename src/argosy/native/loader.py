@@ -14,7 +14,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
-ABI = 1
+ABI = 2
 SWITCH = "ARGOSY_NATIVE"
 WITHOUT = "torch operations"
 
@@ -59,6 +59,10 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "ag_peek": (_U32, (_POINTER,)),
     "ag_reduce": (_I32, (_POINTER, _POINTER, _I32, _I64, _I32, _I32, ctypes.c_double)),
     "ag_reduce_tree": (_I32, (_POINTER, _POINTER, _I32, _POINTER, _I32, _I64, _I32)),
+    "ag_reduce_pages": (
+        _I32,
+        (_POINTER, _POINTER, _I32, _POINTER, _I32, _POINTER, _I32, _POINTER),
+    ),
     "ag_copy_crc32c": (_U32, (_POINTER, _POINTER, _I64, _U32)),
     "ag_changed": (_I64, (_POINTER, _POINTER, _I64, _I32, _POINTER, _I64)),
     "ag_compare_and_swap": (_I32, (_POINTER, _U64, _U64)),

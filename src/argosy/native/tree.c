@@ -8,7 +8,16 @@
 
 #include <string.h>
 
-enum { DEEPEST = 64, SCRATCH_FLOATS = 16384, LONGEST_BLOCK = 496 };
+/* Blocks are whole rows of square lanes, so that a lane goes on where the block before it ended. */
+enum { DEEPEST = 64, SCRATCH_FLOATS = 16384, LONGEST_BLOCK = 496, PAST_CACHES = 1 << 18 };
+_Static_assert(LONGEST_BLOCK % AG_SQUARE_LANES == 0 && SCRATCH_FLOATS / DEEPEST % AG_SQUARE_LANES == 0, "whole rows");
+
+/* Floats per block: all that is on the stack fits the scratch. */
+static int64_t step_for(int32_t depth)
+{
+    int64_t step = SCRATCH_FLOATS / depth / AG_SQUARE_LANES * AG_SQUARE_LANES;
+    return step > LONGEST_BLOCK ? LONGEST_BLOCK : step;
+}
 
 /* The depth a program needs, or -1 when it is no program over these inputs. */
 static int32_t depth_of(const int32_t *program, int32_t length, int32_t num_inputs)
@@ -51,7 +60,7 @@ typedef struct {
     const void *const *inputs;
     const int32_t *program;
     int32_t length, dtype;
-    int64_t step; /* floats per block: all that is on the stack fits the scratch */
+    int64_t step;
 } tree;
 
 /* Whether the program goes on with (a + b) + (c + d) of inputs, for which there is one loop. */
@@ -61,6 +70,7 @@ static int is_four(const int32_t *program, int32_t length)
         && program[5] == -1 && program[6] == -1;
 }
 
+/* The n elements from `first` on; their sum goes to `out`. */
 static void run_block(const tree *t, float *out, float *scratch, int64_t first, int64_t n)
 {
     const void *stack[DEEPEST];
@@ -71,7 +81,7 @@ static void run_block(const tree *t, float *out, float *scratch, int64_t first, 
             const void *four[4];
             for (int k = 0; k < 4; k++)
                 four[k] = (const unsigned char *)t->inputs[t->program[i + (k < 2 ? k : k + 1)]] + 4 * first;
-            float *sum = i + 7 == t->length ? out + first : place;
+            float *sum = i + 7 == t->length ? out : place;
             t->blocks->pairs_f32(sum, four, n);
             stack[held++] = sum;
             i += 6;
@@ -89,12 +99,12 @@ static void run_block(const tree *t, float *out, float *scratch, int64_t first, 
             continue;
         }
         held--;
-        float *to = i + 1 == t->length ? out + first : scratch + (int64_t)(held - 1) * t->step;
+        float *to = i + 1 == t->length ? out : scratch + (int64_t)(held - 1) * t->step;
         t->blocks->fold[FOLD_F32][FOLD_SUM](to, stack + held - 1, 2, n);
         stack[held - 1] = to;
     }
     if (t->length == 1)
-        memmove(out + first, stack[0], (size_t)n * sizeof *out);
+        memmove(out, stack[0], (size_t)n * sizeof *out);
 }
 
 int32_t ag_reduce_tree(float *out, const void *const *inputs, int32_t num_inputs, const int32_t *program, int32_t program_length,
@@ -109,10 +119,43 @@ int32_t ag_reduce_tree(float *out, const void *const *inputs, int32_t num_inputs
     const ag_blocks *blocks = ag_blocks_now();
     if (dtype == AG_F32 && whole(blocks, out, inputs, program, program_length, count))
         return AG_OK;
-    int64_t step = SCRATCH_FLOATS / depth;
-    step = step > LONGEST_BLOCK ? LONGEST_BLOCK : step;
-    const tree t = {blocks, inputs, program, program_length, dtype, step};
-    for (int64_t first = 0; first < count; first += step)
-        run_block(&t, out, scratch, first, count - first < step ? count - first : step);
+    const tree t = {blocks, inputs, program, program_length, dtype, step_for(depth)};
+    for (int64_t first = 0; first < count; first += t.step)
+        run_block(&t, out + first, scratch, first, count - first < t.step ? count - first : t.step);
+    return AG_OK;
+}
+
+int32_t ag_reduce_pages(float *out, const void *const *inputs, int32_t num_inputs, const int32_t *program, int32_t program_length,
+                        const int64_t *bounds, int32_t num_pages, double *squares)
+{
+    _Alignas(64) float scratch[SCRATCH_FLOATS];
+    _Alignas(64) float sum[LONGEST_BLOCK];
+    if (num_pages < 0 || program == NULL || (num_pages > 0 && (!out || !inputs || !bounds || !squares)))
+        return AG_BAD;
+    int32_t depth = depth_of(program, program_length, num_inputs);
+    if (depth < 0)
+        return AG_BAD;
+    const ag_blocks *blocks = ag_blocks_now();
+    const tree t = {blocks, inputs, program, program_length, AG_F32, step_for(depth)};
+    int64_t count = 0;
+    for (int32_t page = 0; page < num_pages; page++)
+        count += bounds[2 * page + 1] - bounds[2 * page];
+    for (int32_t page = 0; page < num_pages; page++) {
+        double lanes[AG_SQUARE_LANES] = {0}, total = 0;
+        int64_t stop = bounds[2 * page + 1];
+        for (int64_t first = bounds[2 * page]; first < stop; first += t.step) {
+            int64_t n = stop - first < t.step ? stop - first : t.step;
+            run_block(&t, sum, scratch, first, n);
+            blocks->squares_f32(lanes, sum, n);
+            if (count >= PAST_CACHES)
+                blocks->stream_f32(out + first, sum, n);
+            else
+                memcpy(out + first, sum, (size_t)n * sizeof *out);
+        }
+        for (int lane = 0; lane < AG_SQUARE_LANES; lane++)
+            total += lanes[lane];
+        squares[page] = total;
+    }
+    blocks->fence();
     return AG_OK;
 }

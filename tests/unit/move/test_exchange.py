@@ -20,7 +20,7 @@ from argosy.errors import (
     TimedOut,
 )
 from argosy.move import arenas, exchange, trees
-from argosy.move.gathered import square_sum, square_sums, total
+from argosy.move.gathered import total
 from argosy.move.layout import Layout, Parameter
 from argosy.move.rounds import Round
 from argosy.move.trees import Node
@@ -170,25 +170,6 @@ def test_votes_are_in_page_order_and_show_what_is_not_finite(make):
     opened.vote(FIRST, [1], [1.0])
     assert opened.wait_votes(FIRST, deadline=soon()) == [math.inf, 1.0, 4.0]
     assert opened.unvoted(Round(0, 1)) == [0, 1, 2]
-    page = torch.full((70,), 1e30)
-    assert square_sum(page) == pytest.approx(7e61, rel=1e-6)
-    assert math.isnan(square_sum(torch.tensor([1.0, math.nan])))
-
-
-def test_square_sums_do_not_depend_on_what_is_read_together():
-    layout = layout_of(sizes=(3 * 65536 + 100, 77, 1, 65536, 2 * 65536))
-    flat = torch.randn(layout.num_elements)
-    bounds = [layout.bounds(page) for page in range(layout.num_pages)]
-    flat[bounds[1][0] + 5] = 1e30
-    alone = [square_sum(flat[start:stop]) for start, stop in bounds]
-    assert square_sums(flat, bounds) == alone
-    assert square_sums(flat, bounds[1:]) == alone[1:]
-    assert square_sums(flat, bounds[::2]) == alone[::2]
-    flat[bounds[0][0]] = math.nan
-    assert [math.isfinite(x) for x in square_sums(flat, bounds)] == [
-        False,
-        *[True] * (len(bounds) - 1),
-    ]
 
 
 def test_pages_that_do_not_follow_one_another_are_added_alone(make):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from argosy.errors import ConfigError
-from argosy.move import kernels, slices
+from argosy.move import kernels, slices, trees
 from argosy.native import loader
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -403,3 +404,54 @@ def test_bad_tensors_are_refused_by_name_with_a_fix(path, call, words):
     with pytest.raises(ConfigError, match=words) as failure:
         call()
     assert failure.value.fix
+
+
+def squares_by_hand(page: np.ndarray) -> float:
+    lanes = [0.0] * 16
+    for place, element in enumerate(page.astype(np.float64)):
+        lanes[place % 16] += element * element
+    return functools.reduce(lambda total, lane: total + lane, lanes, 0.0)
+
+
+@pytest.mark.parametrize("num_inputs", [1, 2, 3, 4, 5, 8])
+def test_pages_are_added_like_trees_and_their_squares_in_the_order_of_the_page(path, num_inputs):
+    torch.manual_seed(num_inputs)
+    inputs = [torch.randn(3000) for _ in range(num_inputs)]
+    program = trees.program([trees.Node(i, 1) for i in range(num_inputs)], num_inputs)
+    bounds = [(0, 1000), (1000, 1016), (1017, 1018), (1100, 3000), (1050, 1050)]
+    out = torch.full((3000,), 7.0)
+    squares = kernels.reduce_pages(out, inputs, program, bounds)
+    expected = torch.full((3000,), 7.0)
+    for start, stop in bounds:
+        if start < stop:
+            pieces = [tensor[start:stop] for tensor in inputs]
+            kernels.reduce_tree(expected[start:stop], pieces, program)
+    assert torch.equal(out, expected)
+    assert squares == [squares_by_hand(expected[start:stop].numpy()) for start, stop in bounds]
+
+
+def test_pages_that_go_past_the_caches_have_the_same_bits(path):
+    # Enough elements for streamed stores, at an address they are not made for.
+    inputs = [torch.randn(600_001)[1:] for _ in range(3)]
+    out = torch.zeros(600_001)[1:]
+    squares = kernels.reduce_pages(
+        out, inputs, [0, 1, -1, 2, -1], [(0, 300_000), (300_000, 600_000)]
+    )
+    assert torch.equal(out, (inputs[0] + inputs[1]) + inputs[2])
+    assert squares == [squares_by_hand(half.numpy()) for half in out.split(300_000)]
+
+
+def test_squares_of_large_elements_are_finite_and_show_what_is_not(path):
+    pages = torch.tensor([3e38] * 20 + [math.inf] + [1.0] * 19 + [math.nan] * 20)
+    out = torch.empty(60)
+    bounds = [(0, 20), (20, 40), (40, 60)]
+    large, infinite, not_a_number = kernels.reduce_pages(out, [pages], [0], bounds)
+    assert large == pytest.approx(20 * 9e76, rel=1e-6)
+    assert math.isinf(infinite)
+    assert math.isnan(not_a_number)
+
+
+@pytest.mark.parametrize("bounds", [[(0, 11)], [(-1, 4)]])
+def test_pages_beyond_the_tensors_are_refused(path, bounds):
+    with pytest.raises(ConfigError, match="beyond the 10 elements"):
+        kernels.reduce_pages(torch.zeros(10), [torch.zeros(10)], [0], bounds)
