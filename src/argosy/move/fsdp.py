@@ -18,8 +18,8 @@ from argosy.errors import ConfigError
 from argosy.move import hostmemory, kernels, mapping, torchgroup, waits
 from argosy.move.groups import ArgosyGroup
 
-NUM_SLOTS = 4
-"""More than FSDP has under way at once: one in use, one prefetched, one on its way to being freed."""
+NUM_SLOTS = 3
+"""As many as FSDP has under way: one filled, one in use, one that a slower rank is about to free. More would only cool the caches."""
 
 
 def fsdp_fast_path(model: torch.nn.Module) -> int:

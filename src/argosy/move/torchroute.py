@@ -20,6 +20,8 @@ from argosy.native import loader
 
 _SAID = struct.Struct("<QQdQ")
 _ALIGNMENT = 64
+_SMALL_BYTES = 64 << 10
+"""Up to here every rank reduces everything by itself: one meeting."""
 # What one torch operation does exactly as the kernels do; the rest goes through kernels.reduce.
 _FOLDS: dict[Operation, Callable[..., torch.Tensor]] = {
     Operation.SUM: torch.add,
@@ -163,6 +165,11 @@ class TorchRoute:
     def _all_reduce(self, step: _Step) -> None:
         call, given, out = step.call, step.inputs[0], step.outputs[0]
         element = call.dtype.itemsize
+        if call.num_bytes <= min(_SMALL_BYTES, self._stage_bytes):
+            _put(self._mine(), 0, given)
+            self._meet(step, is_first=True)
+            self._fold_apart(call, out, self._inputs_at(given, 0, call.dtype))
+            return
         line = _ALIGNMENT // element * self._size
         chunk = self._stage_bytes // element // line * line
         cuts = _cuts(call.count, chunk)

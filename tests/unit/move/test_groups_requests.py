@@ -1,0 +1,178 @@
+"""Calls out of torch's arguments: what is refused, what is copied, how calls are described; turns and works; one rank alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import argosy.move.groups  # noqa: F401 - registers the backend
+from argosy.errors import ArenaGone, ConfigError, NoRoute, PeerLost, TimedOut
+from argosy.move import arguments, callsites, segment, verdicts
+from argosy.move.calls import Call, Kind, Operation, can_reduce, describe
+from argosy.move.works import Turns
+from argosy.native import loader
+
+
+def test_calls_describe_themselves_for_people():
+    call = Call(Kind.ALL_REDUCE, torch.bfloat16, 12, operation=Operation.AVG)
+    assert str(call) == "all_reduce(avg) of 12 x bfloat16"
+    assert str(Call(Kind.BROADCAST, torch.bool, 3, root=2)) == "broadcast of 3 x bool, root 2"
+    assert str(Call(Kind.MEET, torch.uint8, 0)) == "barrier"
+    assert str(Call(Kind.ALL_TO_ALL, torch.int8, 0)) == "all_to_all of int8"
+
+
+def test_different_calls_never_look_alike():
+    base = Call(Kind.ALL_REDUCE, torch.float32, 5)
+    others = [
+        Call(Kind.REDUCE, torch.float32, 5),
+        Call(Kind.ALL_REDUCE, torch.float64, 5),
+        Call(Kind.ALL_REDUCE, torch.float32, 5, operation=Operation.MAX),
+        Call(Kind.ALL_REDUCE, torch.float32, 5, is_beneath=True),
+        Call(Kind.ALL_REDUCE, torch.float32, 5, root=1),
+    ]
+    assert len({call.what() for call in [base, *others]}) == 6
+    assert describe(others[3].what(), 5) == "all_reduce(sum) of 5 x float32"
+
+
+def test_kernels_know_their_dtypes():
+    assert can_reduce(torch.bfloat16, Operation.PREMUL_SUM)
+    assert not can_reduce(torch.int32, Operation.AVG)
+    assert not can_reduce(torch.int32, Operation.BOR)
+    assert not can_reduce(torch.complex64, Operation.SUM)
+
+
+def test_requests_without_a_kernel_go_beneath():
+    assert arguments.in_place(Kind.ALL_REDUCE, [torch.zeros(3, dtype=torch.bool)]).is_beneath
+    assert arguments.in_place(Kind.ALL_REDUCE, [torch.eye(2).to_sparse()]).is_beneath
+    assert not arguments.in_place(
+        Kind.BROADCAST, [torch.zeros(3, dtype=torch.complex64)]
+    ).is_beneath
+
+
+def test_pieces_are_exchanged_in_copies_and_copied_back():
+    grid = torch.zeros(4, 4)
+    request = arguments.in_place(Kind.ALL_REDUCE, [grid[:, 1]])
+    assert request.calls[0].inputs[0].is_contiguous()
+    request.calls[0].outputs[0].fill_(7)
+    assert grid.sum() == 0
+    request.finish()
+    assert torch.equal(grid[:, 1], torch.full((4,), 7.0))
+    assert grid.sum() == 28
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: arguments.in_place(Kind.ALL_REDUCE, [torch.zeros(1).expand(4)]), ConfigError, "share memory"),
+        (lambda: arguments.in_place(Kind.BROADCAST, [torch.zeros(2, device="meta")]), NoRoute, "meta"),
+        (lambda: arguments.gather_single(torch.zeros(5), torch.zeros(2), 2), ConfigError, "5 elements"),
+        (lambda: arguments.gather_single(torch.zeros(4), torch.zeros(2).int(), 2), ConfigError, "dtypes"),
+        (lambda: arguments.gather_list(Kind.GATHER, [torch.zeros(2)], torch.zeros(2), 2), ConfigError, "1 output"),
+        (lambda: arguments.scatter_list(torch.zeros(2), [torch.zeros(3)] * 2, (Operation.SUM, 1.0), 2), ConfigError, "3 elements"),
+        (lambda: arguments.scatter(torch.zeros(2), [], root=0, is_root=True, size=2), ConfigError, "0 input tensors"),
+        (lambda: arguments.exchange_single(torch.zeros(3), torch.zeros(3), ([], []), 2), ConfigError, "3 rows"),
+        (lambda: arguments.exchange_single(torch.zeros(3), torch.zeros(3), ([1, 2], [-1, 4]), 2), ConfigError, "split sizes"),
+        (lambda: arguments.exchange_list([torch.zeros(1)], [torch.zeros(1)], 2), ConfigError, "1 inputs"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused_with_their_values(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_the_call_site_is_outside_torch_and_this_package():
+    assert "test_groups_requests.py" in callsites.find()
+    assert "in test_the_call_site" in callsites.find()
+
+
+def test_a_thread_without_a_frame_of_the_program_has_no_call_site():
+    seen = []
+
+    thread = threading.Thread(target=lambda: seen.append(callsites.find(2)))
+    thread.start()
+    thread.join()
+    assert seen == [callsites.NOWHERE]
+
+
+def test_turns_keep_the_order_of_waiting_and_going_on():
+    turns, seen = Turns("test"), []
+    gate = threading.Event()
+    first = turns.take(lambda: gate.wait(10) and seen.append(1), [], is_async=True)
+    second = turns.take(lambda: seen.append(2), ["tensors"], is_async=True)
+    assert not second.is_completed()
+    with pytest.raises(TimedOut):
+        second.wait(timedelta(milliseconds=1))
+    threading.Timer(0.01, gate.set).start()
+    third = turns.take(lambda: seen.append(3), [], is_async=False)
+    assert seen == [1, 2, 3]
+    assert first.is_success()
+    assert third.is_success()
+    assert second.get_future().wait() == ["tensors"]
+    assert turns.close() is True
+    with pytest.raises(ConfigError, match="shut down"):
+        turns.take(lambda: None, [], is_async=False)
+
+
+def test_failures_reach_whoever_waits_and_the_next_job_runs():
+    turns = Turns("test")
+
+    def fail():
+        raise PeerLost(3)
+
+    work = turns.take(fail, [], is_async=True)
+    with pytest.raises(PeerLost):
+        work.wait()
+    assert isinstance(work.exception(), PeerLost)
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(PeerLost, match="rank 3"):
+        work.get_future().wait()
+    with pytest.raises(PeerLost):
+        turns.take(fail, [], is_async=False)
+    assert turns.take(lambda: None, [], is_async=False).is_success()
+    turns.close()
+
+
+def test_segments_of_other_versions_and_groups_are_refused():
+    made = segment.Segment.create(3, 8192, is_native=True)
+    with pytest.raises(ArenaGone, match="3 ranks"):
+        segment.Segment.open(os.dup(made.descriptor), num_ranks=2, is_native=True)
+    made.memory[8:12] = (99).to_bytes(4, "little")
+    with pytest.raises(ArenaGone, match="version 99"):
+        segment.Segment.open(os.dup(made.descriptor), num_ranks=3, is_native=True)
+    made.close()
+    with pytest.raises(ArenaGone):
+        _ = made.memory
+
+
+def test_the_verdict_names_the_missing_rank_with_its_last_call():
+    made = segment.Segment.create(2, 8192, is_native=True)
+    place = verdicts.Place(made, 0, [4, 9], "g")
+    call = Call(Kind.ALL_REDUCE, torch.float32, 5)
+    with pytest.raises(
+        TimedOut, match=r"rank 9 did not come in time; its last call here: none yet"
+    ):
+        verdicts.raise_for(loader.TIMEOUT, 1, call, place)
+    with pytest.raises(PeerLost, match="rank 9"):
+        verdicts.raise_for(loader.PEER_LOST, 1, call, place)
+    made.close()
+
+
+def test_a_group_of_one_rank_needs_nobody():
+    dist.init_process_group("argosy", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        tensor = torch.arange(4.0)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        output = torch.empty(4)
+        dist.reduce_scatter_single(output, tensor)
+        assert torch.equal(output, torch.arange(4.0))
+        dist.all_to_all_single(output.zero_(), tensor)
+        assert torch.equal(output, tensor)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
