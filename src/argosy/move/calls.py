@@ -101,6 +101,11 @@ class Call:
         """Bytes of one part."""
         return self.count * self.dtype.itemsize
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of this rank's tensors that take part."""
+        return sum(tensor.nbytes for tensor in self.inputs or self.outputs)
+
     def what(self) -> int:
         """The descriptor's first word."""
         operation = int(self.operation) if self.kind in REDUCING else 0

@@ -79,9 +79,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
                 self._route.run(call, timeout)
             if request.is_beneath:
                 counters.own.gloo_calls += 1
+                counters.own.gloo_bytes += sum(call.num_bytes for call in request.calls)
                 beneath().wait()
             else:
                 counters.own.shared_memory_calls += 1
+                moved = sum(call.moved_bytes for call in request.calls)
+                counters.own.shared_memory_bytes += moved
                 request.finish()
 
         return self._turns.take(job, request.result, is_async=is_async)

@@ -18,7 +18,7 @@ from argosy.move.soloroute import SoloRoute
 from argosy.move.torchroute import TorchRoute
 
 SPLIT = "ARGOSY_LOCALITY"
-_SLOT_BYTES = 1 << 20
+_SLOT_BYTES = 3 << 19
 _SLOTS_BYTES = 16 << 20
 """A group of many ranks gets smaller slots."""
 

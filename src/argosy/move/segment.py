@@ -6,12 +6,12 @@ nativeroute.py and torchroute.py work in it. Nothing here waits for another proc
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
 import secrets
 import struct
+import weakref
 
 import torch
 
@@ -108,6 +108,9 @@ class Segment:
         self.address = self._map.address
         self.num_ranks = 0
         self.slot_bytes = 0
+        # A group that nobody destroys still gives its descriptor back.
+        self._closer = weakref.finalize(self, os.close, descriptor)
+        self._closer.atexit = False
 
     @classmethod
     def create(cls, num_ranks: int, slot_bytes: int, *, is_native: bool) -> Segment:
@@ -214,10 +217,8 @@ class Segment:
 
     def close(self) -> None:
         """Give the memory back; the pages go when the last rank has done so."""
-        if self._map is not None:
-            self._map = None
-            with contextlib.suppress(OSError):
-                os.close(self.descriptor)
+        self._map = None
+        self._closer()
 
 
 def stage_bytes(slot_bytes: int, num_ranks: int) -> int:
