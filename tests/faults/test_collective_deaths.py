@@ -29,7 +29,7 @@ MISMATCHES = {
     "different_splits": ("all_to_all of float32", "all_to_all of float32"),
     "one_goes_to_gloo": ("all_reduce(bor)", "all_reduce(sum)"),
 }
-OTHERS = ("stopped_rank", "aborted", "interrupted")
+OTHERS = ("killed_under_ddp", "stopped_rank", "aborted", "interrupted")
 
 
 @pytest.fixture(scope="module", params=["native", "torch operations"])
@@ -101,6 +101,15 @@ def test_a_rank_that_never_comes_is_named_with_its_last_call(outcomes):
         assert f"rank {VICTIM} did not come in time" in said["text"]
         assert "last call here: call 1, barrier" in said["text"]
         assert said["left"] == []
+
+
+def test_a_death_under_ddp_is_an_error_of_backward_and_then_typed(outcomes):
+    survivors = outcomes["killed_under_ddp"]
+    assert sorted(survivors) == [0, 2]
+    for said in survivors.values():
+        assert said["error"] == "RuntimeError", said
+        assert f"rank {VICTIM} has ended" in said["text"]
+        assert said["again"] == "PeerLost"
 
 
 def test_an_abort_ends_everybodys_waits(outcomes):

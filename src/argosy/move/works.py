@@ -29,6 +29,7 @@ class ArgosyWork(dist.Work):
         self._result = result
         self._failure: BaseException | None = None
         self._ended = threading.Event()
+        self._signal: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
 
@@ -37,17 +38,14 @@ class ArgosyWork(dist.Work):
         with self._lock:
             self._failure = failure
             self._ended.set()
-            future = self._future
-        if future is not None:
-            self._fulfil(future)
+            signal = self._signal
+        if signal is not None:
+            signal.set_result(None)
 
-    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
-        if self._failure is None:
-            future.set_result(self._result)
-        elif isinstance(self._failure, Exception):
-            future.set_exception(self._failure)
-        else:
-            future.set_exception(RuntimeError(str(self._failure)))
+    def _give(self, _: torch.futures.Future[None]) -> list[Any]:
+        if self._failure is not None:
+            raise self._failure
+        return self._result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until it has ended."""
@@ -59,14 +57,19 @@ class ArgosyWork(dist.Work):
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Completes with the tensors that the call fills."""
+        """Completes with the tensors that the call fills; a failure arrives as a RuntimeError with its text.
+
+        An exception set on a future from Python is a mere value to C++ (DDP would take it for gradients and crash); one raised by a
+        callback is an error on both sides.
+        """
         with self._lock:
             is_new = self._future is None
             if self._future is None:
-                self._future = torch.futures.Future()
-            future, has_ended = self._future, self._ended.is_set()
-        if is_new and has_ended:
-            self._fulfil(future)
+                self._signal = torch.futures.Future()
+                self._future = self._signal.then(self._give)
+            future, signal, has_ended = self._future, self._signal, self._ended.is_set()
+        if is_new and has_ended and signal is not None:
+            signal.set_result(None)
         return future
 
     def is_completed(self) -> bool:

@@ -47,6 +47,15 @@ def killed_while_others_wait_in_the_background(rank, size):
     work.wait()
 
 
+def killed_under_ddp(rank, size):
+    """The error comes out of backward(), through torch's C++ code."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(50, 50))
+    for index in range(5):
+        if rank == VICTIM and index == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.ones(2, 50)).sum().backward()
+
+
 def stopped_rank(rank, size):
     if rank == VICTIM:
         dist.barrier()
