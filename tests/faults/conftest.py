@@ -78,10 +78,10 @@ class Cluster:
         return wait_until(condition, what, seconds)
 
     def wait_running(self, run, count):
-        self.wait_until(
-            lambda: len(self.running_pids(run)) == count, f"{count} running processes of {run}"
+        return self.wait_until(
+            lambda: pids if len(pids := self.running_pids(run)) == count else None,
+            f"{count} running processes of {run}",
         )
-        return self.running_pids(run)
 
     def detach(self, *arguments):
         """Start a run detached; its id."""

@@ -116,10 +116,12 @@ def test_a_gang_of_plain_torchrun_style_ranks_heals_after_a_kill(cluster, tmp_pa
     import argosy.worker
 
     script = os.path.join(next(iter(argosy.worker.__path__)), "demo_training.py")
-    cluster.environment |= {"CHECKPOINT": str(tmp_path / "state.npz"), "STEPS": "60"}
+    cluster.environment |= {"CHECKPOINT": str(tmp_path / "state.npz"), "STEPS": "250"}
     client = cluster.start("run", "-n", "4", "--name", "heal", script)
+    # Asked for beforehand: between the first save and the kill nothing may take longer than the training does.
+    pids = cluster.wait_running("heal", 4)
     cluster.wait_until(lambda: (tmp_path / "state.npz").exists(), "the first save")
-    os.kill(cluster.running_pids("heal")[1], signal.SIGKILL)
+    os.kill(pids[1], signal.SIGKILL)
     out, err = client.communicate(timeout=90)
     assert client.returncode == 0, out + err
     assert "resumed at step" in out
