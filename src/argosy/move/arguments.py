@@ -31,6 +31,8 @@ class Request:
 
     def finish(self) -> None:
         """Copy back what was exchanged in copies."""
+        if not self.copies_back:
+            return
         with torch.no_grad():
             for target, source in self.copies_back:
                 target.copy_(source)

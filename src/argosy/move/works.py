@@ -19,19 +19,24 @@ from argosy.errors import ConfigError, TimedOut
 
 Job = Callable[[], None]
 _CLOSE_SECONDS = 5.0
+_ENDED = threading.Event()
+_ENDED.set()
+_SHARED = threading.RLock()
+"""For works that have ended, whose futures are made under it: a callback may ask for another work's future."""
 
 
 class ArgosyWork(dist.Work):
     """A call that has ended or will: `wait()` raises what went wrong, `get_future()` gives the tensors."""
 
-    def __init__(self, result: list[Any]) -> None:
+    def __init__(self, result: list[Any], *, has_ended: bool = False) -> None:
         super().__init__()
         self._result = result
         self._failure: BaseException | None = None
-        self._ended = threading.Event()
+        # A call that ran in its caller's thread is over: making nothing to wait for is a good part of a small call's cost.
+        self._ended = _ENDED if has_ended else threading.Event()
         self._signal: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
-        self._lock = threading.Lock()
+        self._lock = _SHARED if has_ended else threading.Lock()
 
     def end(self, failure: BaseException | None) -> None:
         """Tell whoever waits."""
@@ -107,8 +112,8 @@ class Turns:
 
     def take(self, job: Job, result: list[Any], *, is_async: bool) -> ArgosyWork:
         """Run a job when its turn has come; the work is already done for a caller that waits anyway."""
-        work = ArgosyWork(result)
         if is_async or self._must_queue():
+            work = ArgosyWork(result)
             self._enqueue(job, work)
             if not is_async:
                 work.wait()
@@ -118,8 +123,7 @@ class Turns:
                 job()
         finally:
             self._leave()
-        work.end(None)
-        return work
+        return ArgosyWork(result, has_ended=True)
 
     def _must_queue(self) -> bool:
         """Claim the turn if nobody waits for it."""
