@@ -117,12 +117,14 @@ def test_a_gang_of_plain_torchrun_style_ranks_heals_after_a_kill(cluster, tmp_pa
 
     script = os.path.join(next(iter(argosy.worker.__path__)), "demo_training.py")
     cluster.environment |= {"CHECKPOINT": str(tmp_path / "state.npz"), "STEPS": "250"}
-    client = cluster.start("run", "-n", "4", "--name", "heal", script)
+    run = cluster.detach("-n", "4", script)
     # Asked for beforehand: between the first save and the kill nothing may take longer than the training does.
-    pids = cluster.wait_running("heal", 4)
+    pids = cluster.wait_running(run, 4)
     cluster.wait_until(lambda: (tmp_path / "state.npz").exists(), "the first save")
     os.kill(pids[1], signal.SIGKILL)
-    out, err = client.communicate(timeout=90)
-    assert client.returncode == 0, out + err
+    cluster.wait_until(lambda: cluster.view(run)["state"] == "ended", "the run has ended")
+    view = cluster.view(run)
+    out = cluster.argosy("logs", run).stdout
+    assert view["exit_code"] == 0, out
     assert "resumed at step" in out
-    assert cluster.view("heal")["roles"][0]["generation"] == 2
+    assert view["roles"][0]["generation"] == 2

@@ -274,8 +274,10 @@ def test_a_terminal_is_the_controlling_one_and_line_buffered(keeper, tmp_path):
     process = start(keeper, write(tmp_path, source), streams=[slave, slave], tty=True)[0]
     os.close(slave)
     process.open_gate()
-    os.write(master, b"typed\n")
     shown = b""
+    while b"\n" not in shown:
+        shown += os.read(master, 1000)
+    os.write(master, b"typed\n")
     with contextlib.suppress(OSError):  # a pty reads as an error once its last user is gone
         while chunk := os.read(master, 1000):
             shown += chunk

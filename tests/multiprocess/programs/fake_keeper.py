@@ -240,7 +240,8 @@ class FakeKeeper:
 
     def _sweep(self):
         """Reap children that were adopted; return those that are still alive after a moment, killed."""
-        deadline = time.monotonic() + 5
+        # A layer that was forked just now finishes its imports before it sees that nobody wants it.
+        deadline = time.monotonic() + 30
         while (pids := self._own_children()) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ChildProcessError):

@@ -7,6 +7,7 @@ from argosy.config.spec import RoleSpec
 from argosy.control.conductor import Conductor
 from argosy.control.eventlog import EventLog
 from argosy.control.home import Cluster
+from argosy.control.shutdown import Shutdown
 from argosy.errors import ClusterError, InvariantError, NotFoundError
 from argosy.protocol.facts import Note
 from argosy.testing.scripted import ScriptedHost
@@ -85,4 +86,18 @@ def test_a_start_after_five_thousand_runs_reads_the_events_of_the_last_ones_only
         conductor.failed.cancel()
 
     asyncio.run(asyncio.wait_for(write(), 60))
+    with_conductor(tmp_path, test)
+
+
+def test_a_shutdown_does_not_wait_for_an_event_that_never_comes(tmp_path):
+    async def test(conductor):
+        # What is pending here is a message's turn in the order of the log, without an event.
+        conductor.log.append([])
+        shutdown = Shutdown(conductor)
+        shutdown.begin("asked")
+        async with asyncio.timeout(4):
+            while shutdown.is_begun:
+                await asyncio.sleep(0.01)
+        shutdown.close()
+
     with_conductor(tmp_path, test)
