@@ -1,5 +1,6 @@
 /* The collectives of collectives.h: each is a loop over chunks that stages one chunk and finishes the one before it. */
 #include "collectives.h"
+#include "rows.h"
 
 #include <string.h>
 
@@ -10,6 +11,7 @@
 _Static_assert(sizeof(ag_segment) <= AG_PAGE, "the header is one page");
 _Static_assert(sizeof(ag_rank_page) <= AG_PAGE, "each rank has one page");
 
+#define AG_PAST_CACHES (4 * 1024 * 1024) /* outputs of so many bytes are larger than the caches are worth */
 #define AG_SLICE_NS INT64_C(200000000) /* longer waits go through the caller, who handles signals */
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -104,6 +106,12 @@ static void copy(void *to, const void *from, int64_t num_bytes) {
     if (num_bytes > 0 && to != from) memmove(to, from, (size_t)num_bytes);
 }
 
+/* A part of the caller's output, of num_bytes of `total`. */
+static void copy_out(void *to, const void *from, int64_t num_bytes, int64_t total) {
+    if (num_bytes <= 0 || to == from) return;
+    ag_copy_rows(to, from, num_bytes, 0, NULL, NULL, NULL, total >= AG_PAST_CACHES);
+}
+
 /* Reduce one stretch in rank order: the own input comes from the caller's memory, the others' from `offset` of their slots. */
 static int32_t reduce_stretch(ag_group *group, const ag_call *call, char *out, const char *own, int64_t offset, int64_t count) {
     const void *inputs[AG_MAX_RANKS];
@@ -167,7 +175,7 @@ static void copy_out_slices(ag_group *group, const ag_call *call, int64_t chunk,
     for (int32_t step = 1; step < group->size; step++) {
         int32_t rank = (group->rank + step) % group->size;
         int64_t first = smaller(length, rank * slice), last = smaller(length, (rank + 1) * slice);
-        copy(out + first * element, theirs(group, rank) + group->stage_bytes, (last - first) * element);
+        copy_out(out + first * element, theirs(group, rank) + group->stage_bytes, (last - first) * element, call->count * element);
     }
 }
 
@@ -217,13 +225,14 @@ static void stage_copy(ag_group *group, const ag_call *call, int64_t at, int64_t
 
 static void finish_copy(ag_group *group, const ag_call *call, int64_t at, int64_t bytes) {
     int is_root = group->rank == call->root;
+    int64_t total = call->count * call->element_bytes;
     if (call->kind == AG_ALL_GATHER || (call->kind == AG_GATHER && is_root)) {
         for (int32_t rank = 0; rank < group->size; rank++) {
             const char *from = rank == group->rank ? (const char *)call->inputs[0] + at : theirs(group, rank);
-            copy((char *)call->outputs[rank] + at, from, bytes);
+            copy_out((char *)call->outputs[rank] + at, from, bytes, group->size * total);
         }
     } else if (call->kind == AG_BROADCAST && !is_root) {
-        copy((char *)call->outputs[0] + at, theirs(group, call->root), bytes);
+        copy_out((char *)call->outputs[0] + at, theirs(group, call->root), bytes, total);
     } else if (call->kind == AG_SCATTER) {
         const char *from = is_root ? (const char *)call->inputs[group->rank] + at : theirs(group, group->rank);
         copy((char *)call->outputs[0] + at, from, bytes);
