@@ -31,9 +31,12 @@ format: setup   ## let ruff format and mend what it can
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 
-bench: setup peers  ## both benchmarks, side by side with the peers
+bench: setup peers  ## all benchmarks, side by side with the peers
 	$(BIN)/python -m benchmarks launch --json
 	$(BIN)/python -m benchmarks supervise --json
+	$(BIN)/python -m benchmarks collectives --json
+	$(BIN)/python -m benchmarks exchange --json
+	$(BIN)/python -m benchmarks reshard --json
 
 campaign: setup ## long random campaigns: simulator seeds, then real faults
 	$(BIN)/python -m argosy.testing --seeds 0-1999 --twice
