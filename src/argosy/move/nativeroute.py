@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from argosy.errors import InvariantError
-from argosy.move import verdicts
+from argosy.move import counters, verdicts
 from argosy.move.calls import DTYPE_CODES, Call, Kind
 from argosy.move.segment import (
     AGAIN,
@@ -78,6 +78,8 @@ class NativeRoute:
         status = self._library.ag_collective(self._group_address, ctypes.addressof(segment_call))
         if status == AGAIN:
             status = self._go_on(segment_call)
+        if self._group.stalls:
+            self._count_stalls()
         if status:
             verdicts.raise_for(status, self._group.peers.lost, call, self.place)
 
@@ -94,6 +96,12 @@ class NativeRoute:
             self.abort()
             raise
         return int(status)
+
+    def _count_stalls(self) -> None:
+        group, counted = self._group, counters.own
+        counted.stalls += group.stalls
+        counted.stalled_seconds += group.stalled_ns / 1e9
+        group.stalls = group.stalled_ns = 0
 
     def abort(self) -> None:
         """Make every rank leave what it waits for."""

@@ -16,7 +16,7 @@ import weakref
 import torch
 
 from argosy.errors import ArenaGone
-from argosy.move import hostmemory, mapping
+from argosy.move import hostmemory, mapping, waits
 from argosy.native import loader
 
 VERSION = 1
@@ -48,6 +48,8 @@ class GroupStruct(ctypes.Structure):
         ("chunk_bytes", ctypes.c_int64),
         ("spin_ns", ctypes.c_int64),
         ("peers", loader.CPeers),
+        ("stalls", ctypes.c_int64),
+        ("stalled_ns", ctypes.c_int64),
     )
 
 
@@ -202,18 +204,21 @@ class Segment:
         call, what, count = max(said)
         return what, count, call
 
-    def write_text(self, rank: int, text: str) -> None:
-        """Publish what this rank has called, for the others' errors."""
-        data = text.encode()[:TEXT_BYTES]
-        page = self.rank_page(rank)
-        self.memory[page + TEXT : page + TEXT + len(data)] = data
-        self.memory[page + TEXT_LENGTH : page + TEXT_LENGTH + 4] = len(data).to_bytes(4, "little")
+    def write_text(self, rank: int, number: int, text: str) -> None:
+        """Publish what this rank has called as its call of this number, for the others' errors."""
+        data = text.encode()[: TEXT_BYTES - 8]
+        at = self.rank_page(rank) + TEXT
+        waits.post(self.address + at - TEXT + TEXT_LENGTH, 0)
+        self.memory[at : at + 8 + len(data)] = number.to_bytes(8, "little") + data
+        waits.post(self.address + at - TEXT + TEXT_LENGTH, len(data))
 
-    def read_text(self, rank: int) -> str:
-        """What a rank has published, or nothing."""
+    def read_text(self, rank: int, number: int) -> str:
+        """What a rank has published for its call of this number, or nothing."""
         page = self.rank_page(rank)
-        length = min(self.word(page + TEXT_LENGTH), TEXT_BYTES)
-        return bytes(self.memory[page + TEXT : page + TEXT + length]).decode(errors="replace")
+        length = min(waits.peek(self.address + page + TEXT_LENGTH), TEXT_BYTES - 8)
+        data = self.read(page + TEXT, 8 + length)
+        is_of_call = int.from_bytes(data[:8], "little") == number
+        return data[8:].decode(errors="replace") if is_of_call else ""
 
     def close(self) -> None:
         """Give the memory back; the pages go when the last rank has done so."""

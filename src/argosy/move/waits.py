@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from argosy.errors import ConfigError, MismatchError, PeerLost, TimedOut
-from argosy.move import futexes
+from argosy.move import counters, futexes
 from argosy.native import loader
 
 __all__ = [
@@ -35,6 +35,8 @@ SPIN_SECONDS = 30e-6
 
 _MASK = 0xFFFF_FFFF
 # A call into C handles no signal of Python's: it comes back this often, so that Ctrl-C and handlers work during any wait.
+_STALL_SECONDS = 50e-6
+"""Longer than anybody spins: such a wait has slept."""
 _CALL_SECONDS = 0.2
 _FOREVER_NANOSECONDS = 1 << 62
 # The broken word: 1 + rank of whom it is about, and above it the status with which the first one gave up.
@@ -91,8 +93,8 @@ def wait(
     peers = _NOBODY if peers is None else peers
     native = loader.library()
     spin_seconds = peers.spin_seconds
+    started = now = time.monotonic()
     while True:
-        now = time.monotonic()
         end = min(deadline, now + _CALL_SECONDS)
         if native is None:
             status, lost = futexes.wait(word, wanted & _MASK, spin_seconds, peers, end)
@@ -106,7 +108,11 @@ def wait(
                 _nanoseconds(end),
             )
             lost = structure.lost
+        now = time.monotonic()
         if status == loader.OK:
+            if now - started > _STALL_SECONDS:
+                counters.own.stalls += 1
+                counters.own.stalled_seconds += now - started
             return
         if status != loader.TIMEOUT or end >= deadline:
             raise _failure(status, lost, peers, what)

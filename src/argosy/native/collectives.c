@@ -12,6 +12,7 @@ _Static_assert(sizeof(ag_segment) <= AG_PAGE, "the header is one page");
 _Static_assert(sizeof(ag_rank_page) <= AG_PAGE, "each rank has one page");
 
 #define AG_PAST_CACHES (4 * 1024 * 1024) /* outputs of so many bytes are larger than the caches are worth */
+#define AG_STALL_NS INT64_C(50000) /* longer than anybody spins: such a wait has slept */
 #define AG_SLICE_NS INT64_C(200000000) /* longer waits go through the caller, who handles signals */
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -67,6 +68,11 @@ static int32_t meet(ag_group *group, ag_call *call) {
     }
     int64_t now = ag_now(), slice = smaller(call->deadline_ns, now + AG_SLICE_NS);
     int32_t status = ag_wait(&segment->generation, group->epoch, call->is_waiting ? 0 : group->spin_ns, &group->peers, slice);
+    int64_t waited = ag_now() - now;
+    if (call->is_waiting || waited > AG_STALL_NS) {
+        group->stalls += !call->is_waiting;
+        group->stalled_ns += waited;
+    }
     call->is_waiting = status == AG_TIMEOUT && slice < call->deadline_ns;
     if (call->is_waiting) return AG_AGAIN;
     if (status == AG_TIMEOUT) group->peers.lost = first_missing(group, group->epoch);

@@ -75,6 +75,8 @@ typedef struct {
     int64_t chunk_bytes; /* of larger messages; at most stage_bytes */
     int64_t spin_ns;
     ag_peers peers;
+    int64_t stalls; /* meetings that had to sleep, and how long */
+    int64_t stalled_ns;
 } ag_group;
 
 /* One call. Parts are those of the ranks in rank order; all have `count` elements, except in an all-to-all. */

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ARGOSY_ABI 2
+#define ARGOSY_ABI 3
 
 /* How a wait ended. */
 enum ag_status {

@@ -14,7 +14,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
-ABI = 2
+ABI = 3
 SWITCH = "ARGOSY_NATIVE"
 WITHOUT = "torch operations"
 
