@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from argosy.errors import ConfigError, NoRoute
+from argosy.move import mapping
 from argosy.move.calls import REDUCING, Call, Kind, Operation, can_reduce
 
 
@@ -33,7 +34,8 @@ class Request:
         """Copy back what was exchanged in copies."""
         if not self.copies_back:
             return
-        with torch.no_grad():
+        # In whichever thread this runs: the caller's tensors may be of its inference mode.
+        with torch.inference_mode():
             for target, source in self.copies_back:
                 target.copy_(source)
 
@@ -227,19 +229,20 @@ def parts(memory: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous()
+    return tensor.detach().contiguous().resolve_conj().resolve_neg()
 
 
 def _writable(tensor: torch.Tensor, name: str, request: Request) -> torch.Tensor:
     """The tensor itself, or a copy that is copied back."""
-    if tensor.is_contiguous():
+    # A conjugate or a negative may be a mere flag: what the memory holds is not what the tensor says.
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor.detach()
-    if tensor._is_view() and 0 in tensor.stride() and tensor.numel() > 0:
+    if mapping.has_overlap(tensor.shape, tensor.stride()):
         raise ConfigError(
             f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}: its elements share memory",
             fix="use .clone() instead of an expanded tensor",
         )
-    copy = tensor.detach().contiguous()
+    copy = _readable(tensor)
     request.copies_back.append((tensor, copy))
     return copy
 

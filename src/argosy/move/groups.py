@@ -34,6 +34,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         if self._is_spread:
             self._route = HostRoute(self._host, self._host.route, self._leaders(birth))
         self._turns = Turns(birth.name)
+        self._is_shut = False
 
     def getRank(self) -> int:  # noqa: N802 - torch's name
         """This process's rank in the group."""
@@ -69,7 +70,8 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     ) -> ArgosyWork:
         is_async = torchgroup.is_async(options)
         timeout = torchgroup.timeout_seconds(options, self._timeout)
-        site = callsites.find(2) if is_async else ""
+        # Asked here where another thread will make the call: there it cannot be found.
+        site = callsites.find(2) if is_async or self._turns.is_busy else ""
         for call in request.calls:
             call.name, call.site = name, site
             call.is_beneath |= self._is_spread and call.kind not in LAYERED
@@ -77,6 +79,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         def job() -> None:
             for call in request.calls:
                 self._route.run(call, timeout)
+            request.finish()
             if request.is_beneath:
                 counters.own.gloo_calls += 1
                 counters.own.gloo_bytes += sum(call.num_bytes for call in request.calls)
@@ -85,7 +88,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
                 counters.own.shared_memory_calls += 1
                 moved = sum(call.moved_bytes for call in request.calls)
                 counters.own.shared_memory_bytes += moved
-                request.finish()
 
         return self._turns.take(job, request.result, is_async=is_async)
 
@@ -95,8 +97,13 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         operation = torchgroup.operation_of(opts)
         request = arguments.in_place(Kind.ALL_REDUCE, tensors, operation)
         options = torchgroup.options_of("allreduce", opts)
+        # Those that went over shared memory are done; to Gloo a list would be one tensor on several devices, added up.
+        left = [t for t, call in zip(tensors, request.calls, strict=True) if call.is_beneath]
         return self._submit(
-            "all_reduce", request, opts, lambda: self.gloo.allreduce(list(tensors), options)
+            "all_reduce",
+            request,
+            opts,
+            lambda: _each(lambda tensor: self.gloo.allreduce([tensor], options), left),
         )
 
     allreduce_coalesced = allreduce
@@ -116,11 +123,15 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         options = torchgroup.options_of("reduce", opts)
         # Gloo writes partial sums into the tensors of other ranks than the root: those get copies.
         is_root = self._rank == root
+        left = [t for t, call in zip(tensors, request.calls, strict=True) if call.is_beneath]
         return self._submit(
             "reduce",
             request,
             opts,
-            lambda: self.gloo.reduce([t if is_root else t.clone() for t in tensors], options),
+            lambda: _each(
+                lambda tensor: self.gloo.reduce([tensor if is_root else tensor.clone()], options),
+                left,
+            ),
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
@@ -135,7 +146,9 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             "all_gather",
             _joined(requests),
             opts,
-            lambda: self.gloo.allgather([list(o) for o in outputs], list(inputs)),
+            lambda: _each(
+                lambda into, given: self.gloo.allgather([list(into)], [given]), outputs, inputs
+            ),
         )
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ArgosyWork:
@@ -151,7 +164,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             "all_gather_single",
             request,
             opts,
-            lambda: _each(self.gloo._allgather_base, [output], [given]),
+            lambda: self.gloo._allgather_base(output.view(-1), given.reshape(-1)),
         )
 
     _allgather_base = all_gather_single
@@ -168,7 +181,11 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             "all_gather_single",
             _joined(requests),
             opts,
-            lambda: _each(self.gloo._allgather_base, outputs, inputs),
+            lambda: _each(
+                lambda output, given: self.gloo._allgather_base(output.view(-1), given.reshape(-1)),
+                outputs,
+                inputs,
+            ),
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -224,7 +241,11 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             "reduce_scatter",
             _joined(requests),
             opts,
-            lambda: self.gloo.reduce_scatter(list(outputs), [list(i) for i in inputs], options),
+            lambda: _each(
+                lambda output, given: self.gloo.reduce_scatter([output], [list(given)], options),
+                outputs,
+                inputs,
+            ),
         )
 
     def reduce_scatter_single(
@@ -245,12 +266,17 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             for output, given in zip(outputs, inputs, strict=True)
         ]
         options = torchgroup.options_of("reduce_scatter", opts)
-
         return self._submit(
             "reduce_scatter_single",
             _joined(requests),
             opts,
-            lambda: _each(self.gloo._reduce_scatter_base, outputs, inputs, options),
+            lambda: _each(
+                lambda output, given: self.gloo._reduce_scatter_base(
+                    output.view(-1), given.reshape(-1), options
+                ),
+                outputs,
+                inputs,
+            ),
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -293,17 +319,22 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
 
     def abort(self) -> None:
         """Make every rank leave its waits with an error, and end this group."""
-        self._route.abort()
+        if not self._is_shut:
+            self._route.abort()
         self.shutdown()
 
     def shutdown(self) -> None:
         """End the group's thread and give its memory back; what others still wait for ends by itself."""
+        if self._is_shut:
+            return
         if not self._turns.close():
             self._route.abort()
-            self._turns.close()
-        self._route.close()
-        self._host.close()
         self.gloo.shutdown()
+        # A call that is still under way (this may be a signal's handler inside it) keeps its memory: it goes with the group.
+        if self._turns.close():
+            self._is_shut = True
+            self._route.close()
+            self._host.close()
 
     def set_timeout(self, timeout: Any) -> None:
         """For calls from now on."""
@@ -311,12 +342,9 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         self.gloo.set_timeout(timeout)
 
 
-def _each(method: Callable[..., Any], outputs: Tensors, inputs: Tensors, *more: Any) -> Any:
+def _each(start: Callable[..., Any], *lists: Sequence[Any]) -> Any:
     """Gloo has no coalesced form of these: one after the other; the last work is returned."""
-    works = [
-        method(output.view(-1), given.reshape(-1), *more)
-        for output, given in zip(outputs, inputs, strict=True)
-    ]
+    works = [start(*entries) for entries in zip(*lists, strict=True)]
     for work in works[:-1]:
         work.wait()
     return works[-1]

@@ -31,6 +31,11 @@ class HostRoute:
 
     def run(self, call: Call, timeout_seconds: float) -> None:
         """Carry out one call."""
+        # In whichever thread this runs: the caller's tensors may be of its inference mode.
+        with torch.inference_mode():
+            self._run(call, timeout_seconds)
+
+    def _run(self, call: Call, timeout_seconds: float) -> None:
         if call.is_beneath or call.kind not in LAYERED:
             self._meet_inside(call, timeout_seconds)
         elif call.kind is Kind.ALL_REDUCE:

@@ -15,7 +15,7 @@ class SoloRoute:
         """Copy what is not in place already."""
         if call.is_beneath or call.kind is Kind.MEET:
             return
-        with torch.no_grad():
+        with torch.inference_mode():
             for given, output in zip(call.inputs, call.outputs, strict=True):
                 if given.numel() != output.numel():
                     raise MismatchError(

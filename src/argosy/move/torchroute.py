@@ -69,7 +69,7 @@ class TorchRoute:
         if self.place.segment.word(BROKEN):
             verdicts.raise_for(loader.BROKEN, -1, call, self.place)
         self._say(call)
-        with torch.no_grad():
+        with torch.inference_mode():
             if call.is_beneath or call.kind is Kind.MEET:
                 self._meet(step, is_first=True)
             elif call.kind is Kind.ALL_REDUCE:

@@ -49,6 +49,12 @@ def broken_error(status: int, lost: int, call: calls.Call, place: Place) -> Argo
     rank = place.ranks[lost] if 0 <= lost < len(place.ranks) else -1
     if status == loader.PEER_LOST:
         return PeerLost(rank, f"{call} in group {place.group}")
+    if status == loader.TIMEOUT and rank < 0:
+        # The last one arrived between the deadline and the look at who was missing.
+        return TimedOut(
+            f"{call} in group {place.group}: not all ranks came in time",
+            fix="give the group a longer timeout",
+        )
     if status == loader.TIMEOUT:
         what, count, number = place.segment.last_said(lost)
         last = f"call {number}, {calls.describe(what, count)}" if number else "none yet"
@@ -65,11 +71,13 @@ def broken_error(status: int, lost: int, call: calls.Call, place: Place) -> Argo
 
 def _mismatch(lost: int, call: calls.Call, place: Place) -> MismatchError:
     segment, ranks = place.segment, place.ranks
-    segment.write_text(place.index, told(call))
+    # All ranks have made equally many calls: the number tells this mismatch's text from an earlier one's.
+    number = segment.last_said(place.index)[2]
+    segment.write_text(place.index, number, told(call))
     deadline = time.monotonic() + _TEXT_SECONDS
-    while not segment.read_text(lost) and time.monotonic() < deadline:
+    while not segment.read_text(lost, number) and time.monotonic() < deadline:
         time.sleep(0.001)
-    theirs = segment.read_text(lost) or "(it did not say)"
+    theirs = segment.read_text(lost, number) or "(it did not say)"
     return MismatchError(
         f"ranks of group {place.group} called different things:\n"
         f"    rank {ranks[place.index]}: {told(call)}\n"

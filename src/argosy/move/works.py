@@ -105,10 +105,16 @@ class Turns:
         self._name = name
         self._turn = threading.Lock()
         self._count_lock = threading.Lock()
+        self._is_idle = threading.Condition(self._count_lock)
         self._num_waiting = 0
         self._queue: queue.SimpleQueue[tuple[Job, ArgosyWork] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call made now would have to wait for its turn."""
+        return self._num_waiting > 0
 
     def take(self, job: Job, result: list[Any], *, is_async: bool) -> ArgosyWork:
         """Run a job when its turn has come; the work is already done for a caller that waits anyway."""
@@ -137,6 +143,8 @@ class Turns:
     def _leave(self) -> None:
         with self._count_lock:
             self._num_waiting -= 1
+            if not self._num_waiting:
+                self._is_idle.notify_all()
 
     def _refuse_when_closed(self) -> None:
         if self._is_closed:
@@ -169,13 +177,13 @@ class Turns:
             del entry, job, work
 
     def close(self) -> bool:
-        """Let what was queued end, then end the thread; whether it has ended within a few seconds."""
+        """Let what was begun end, in whichever thread, then end the group's own; whether all has ended within a few seconds."""
         with self._count_lock:
             if not self._is_closed:
                 self._queue.put(None)
             self._is_closed = True
             thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(_CLOSE_SECONDS)
-        return not thread.is_alive()
+            is_idle = self._is_idle.wait_for(lambda: not self._num_waiting, _CLOSE_SECONDS)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_CLOSE_SECONDS if is_idle else 0)
+        return is_idle

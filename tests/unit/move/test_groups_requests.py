@@ -9,10 +9,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 import argosy.move.groups  # noqa: F401 - registers the backend
 from argosy.errors import ArenaGone, ConfigError, NoRoute, PeerLost, TimedOut
-from argosy.move import arguments, callsites, segment, verdicts
+from argosy.move import arguments, callsites, segment, verdicts, works
 from argosy.move.calls import Call, Kind, Operation, can_reduce, describe
 from argosy.move.works import Turns
 from argosy.native import loader
@@ -65,10 +66,25 @@ def test_pieces_are_exchanged_in_copies_and_copied_back():
     assert grid.sum() == 28
 
 
+def test_a_lazy_negative_is_exchanged_as_what_it_says():
+    number = torch.tensor([1 + 2j, 3 + 4j])
+    lazy = number.conj().imag
+    assert lazy.is_neg()
+    request = arguments.in_place(Kind.ALL_REDUCE, [lazy])
+    memory = request.calls[0].inputs[0]
+    assert not memory.is_neg()
+    assert memory.tolist() == [-2, -4]
+    memory.fill_(5)
+    request.finish()
+    assert lazy.tolist() == [5, 5]
+    assert number.imag.tolist() == [-5, -5]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
         (lambda: arguments.in_place(Kind.ALL_REDUCE, [torch.zeros(1).expand(4)]), ConfigError, "share memory"),
+        (lambda: arguments.in_place(Kind.ALL_REDUCE, [torch.zeros(6).as_strided((2, 3), (2, 1))]), ConfigError, "share memory"),
         (lambda: arguments.in_place(Kind.BROADCAST, [torch.zeros(2, device="meta")]), NoRoute, "meta"),
         (lambda: arguments.gather_single(torch.zeros(5), torch.zeros(2), 2), ConfigError, "5 elements"),
         (lambda: arguments.gather_single(torch.zeros(4), torch.zeros(2).int(), 2), ConfigError, "dtypes"),
@@ -118,6 +134,25 @@ def test_turns_keep_the_order_of_waiting_and_going_on():
         turns.take(lambda: None, [], is_async=False)
 
 
+def test_closing_waits_for_a_call_in_its_callers_thread(monkeypatch):
+    monkeypatch.setattr(works, "_CLOSE_SECONDS", 0.05)
+    turns, begun, gate = Turns("test"), threading.Event(), threading.Event()
+
+    def job():
+        begun.set()
+        gate.wait(10)
+
+    caller = threading.Thread(target=lambda: turns.take(job, [], is_async=False))
+    caller.start()
+    assert begun.wait(10)
+    assert turns.is_busy
+    assert turns.close() is False
+    gate.set()
+    caller.join()
+    assert turns.close() is True
+    assert not turns.is_busy
+
+
 def test_failures_reach_whoever_waits_and_the_next_job_runs():
     turns = Turns("test")
 
@@ -163,6 +198,24 @@ def test_the_verdict_names_the_missing_rank_with_its_last_call():
     made.close()
 
 
+def test_a_rank_that_came_just_too_late_leaves_a_time_out_without_a_name():
+    made = segment.Segment.create(2, 8192, is_native=True)
+    place = verdicts.Place(made, 0, [4, 9], "g")
+    with pytest.raises(TimedOut, match="not all ranks came in time"):
+        verdicts.raise_for(loader.TIMEOUT, -1, Call(Kind.ALL_REDUCE, torch.float32, 5), place)
+    made.close()
+
+
+def test_the_text_of_an_earlier_mismatch_is_not_taken_for_this_one():
+    made = segment.Segment.create(2, 8192, is_native=True)
+    made.write_text(1, 3, "all_reduce of the third call")
+    assert made.read_text(1, 3) == "all_reduce of the third call"
+    assert made.read_text(1, 4) == ""
+    made.write_text(1, 4, "x" * 10000)
+    assert set(made.read_text(1, 4)) == {"x"}
+    made.close()
+
+
 def test_a_group_of_one_rank_needs_nobody():
     dist.init_process_group("argosy", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -176,3 +229,43 @@ def test_a_group_of_one_rank_needs_nobody():
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("argosy", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_tensors_of_a_coalesced_call_stay_apart_when_gloo_does_it(alone):
+    first, second = torch.tensor([1, 6]), torch.tensor([8, 0])
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp = dist.ReduceOp.BOR
+    alone.allreduce_coalesced([first, second], options).wait()
+    assert (first.tolist(), second.tolist()) == ([1, 6], [8, 0])
+
+
+def test_tensors_without_a_kernel_do_not_take_the_others_along(alone):
+    grid = torch.arange(4.0).view(2, 2)
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp = c10d._make_nccl_premul_sum(2.0)
+    with pytest.raises(RuntimeError):  # Gloo has none either
+        alone.allreduce_coalesced([grid[:, 0], torch.tensor([3])], options).wait()
+    assert grid.tolist() == [[0, 1], [4, 3]]
+
+
+def test_tensors_of_inference_mode_are_filled_by_the_groups_thread(alone):
+    with torch.inference_mode():
+        grid = torch.ones(3, 3)
+        alone.allreduce([grid[:, 1]]).wait()
+    assert grid.sum() == 9
+
+
+def test_a_group_that_was_shut_down_may_be_aborted_and_shut_down_again(alone):
+    dist.destroy_process_group()
+    alone.abort()
+    alone.shutdown()
+    with pytest.raises(ConfigError, match="shut down"):
+        alone.barrier()
