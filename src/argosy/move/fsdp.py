@@ -63,33 +63,38 @@ class _Ring:
         total = self._words_bytes + num_areas * NUM_SLOTS * self.slot_bytes
         self._map = group.common_memory(total)
         self._turn = 0
-        self._held = [0] * NUM_SLOTS
+        self._held = [False] * NUM_SLOTS
+        self._passed = [0] * NUM_SLOTS
 
     def take(self, count: int, dtype: torch.dtype, area: int) -> torch.Tensor | None:
         """This turn's slot, or None when a rank may still read what was in it before."""
         turn, slot = self._turn, self._turn % NUM_SLOTS
         self._turn += 1
         if self._held[slot]:
+            self._passed[slot] = turn
             return None
         is_free = turn < NUM_SLOTS or all(
             waits.peek(self._word(rank, slot)) > turn - NUM_SLOTS for rank in range(self._size)
         )
         if not is_free:
-            self._release(slot, hold=0)
+            self._tell_released(turn)
             return None
-        self._held[slot] = 1
+        self._held[slot] = True
         return self._map.tensor(
             self._offset(area, slot),
             (count,),
             dtype,
-            when_freed=lambda: self._release(slot, hold=1),
+            when_freed=lambda: self._release(turn),
         )
 
-    def _release(self, slot: int, *, hold: int) -> None:
-        self._held[slot] -= hold
-        # The latest turn of this slot that has begun here: nothing older is held any more.
-        latest = (self._turn - 1 - slot) // NUM_SLOTS * NUM_SLOTS + slot
-        waits.post(self._word(self._rank, slot), latest + 1)
+    def _release(self, turn: int) -> None:
+        """Runs when a tensor dies: at any moment, also in the middle of `take`, so it speaks only of turns that are over here."""
+        slot = turn % NUM_SLOTS
+        self._tell_released(max(turn, self._passed[slot]))
+        self._held[slot] = False
+
+    def _tell_released(self, turn: int) -> None:
+        waits.post(self._word(self._rank, turn % NUM_SLOTS), turn + 1)
 
     def slot_of(self, tensor: torch.Tensor) -> int:
         """1 + the turn's slot when the tensor lies in the ring, else 0."""
