@@ -6,7 +6,7 @@ get their own; what can be computed from another member is not sent. Decides and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -33,7 +33,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bundle:
-    """One parameter's tensors and scalars by member name."""
+    """One parameter's tensors and scalars by member name. Those of `discover` are the optimizer's, as they are at each look."""
 
     def __init__(
         self, name: str, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, int | float]
@@ -42,7 +42,7 @@ class Bundle:
             raise ConfigError(f"bundle {name} has no parameter", fix="give it as 'parameter'")
         self.name = name
         self.tensors = dict(tensors)
-        self.scalars = dict(scalars)
+        self.scalars = scalars
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,10 +117,11 @@ def discover(
         tensors: dict[str, torch.Tensor] = {PARAMETER: parameter}
         if name in high:
             tensors[MASTER] = high[name]
-        scalars: dict[str, int | float] = {}
-        for key, value in states.get(name, {}).items():
+        scalars: list[str] = []
+        state = states.get(name, {})
+        for key, value in state.items():
             _sort_state(name, key, value, tensors, scalars)
-        found[name] = Bundle(name, tensors, scalars)
+        found[name] = Bundle(name, tensors, _Numbers(state, scalars))
     return found
 
 
@@ -197,20 +198,42 @@ def _sort_state(
     key: str,
     value: object,
     tensors: dict[str, torch.Tensor],
-    scalars: dict[str, int | float],
+    scalars: list[str],
 ) -> None:
     if isinstance(value, torch.Tensor):
         if key == "step" and value.numel() == 1:
-            scalars[key] = value.item()
+            scalars.append(key)
         else:
             tensors[key] = value
     elif isinstance(value, (int, float)):
-        scalars[key] = value
+        scalars.append(key)
     elif value is not None:
         raise ConfigError(
             f"{name}: the optimizer keeps a {type(value).__name__} as {key!r}, which cannot be moved",
             fix="use an optimizer whose state is tensors and numbers",
         )
+
+
+class _Numbers(Mapping[str, int | float]):
+    """An optimizer's numbers for one parameter as they are now: a transfer that repeats must not send the first step for ever."""
+
+    def __init__(self, state: Mapping[str, object], names: list[str]) -> None:
+        self._state, self._names = state, names
+
+    def __getitem__(self, name: str) -> int | float:
+        if name not in self._names:
+            raise KeyError(name)
+        value = self._state[name]
+        return value.item() if isinstance(value, torch.Tensor) else value  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

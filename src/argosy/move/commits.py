@@ -12,13 +12,11 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from argosy.errors import ConfigError, TimedOut
+from argosy.errors import ArgosyError, ConfigError, TimedOut
 from argosy.move import reshard, waits
 from argosy.move.arenas import Arena
-from argosy.move.bundles import Bundle, check_alike, flatten, wires
+from argosy.move.bundles import Bundle, check_alike, flatten, joined, wires
 from argosy.move.placements import buffers, like
-
-SCALARS = "//scalars"
 
 
 class Committed:
@@ -26,14 +24,9 @@ class Committed:
 
     def __init__(self, arena: Arena, bundles: Mapping[str, Bundle]) -> None:
         self.names = list(bundles)
-        self._scalars = {name: sorted(bundle.scalars) for name, bundle in bundles.items()}
         self._words = arena.words("versions", max(1, len(self.names)))
         self._slots = [_slot(arena, bundles, number) for number in (0, 1)]
-        count = sum(map(len, self._scalars.values()))
-        self._numbers = [
-            arena.empty((max(1, count),), torch.float64, name=f"{number}{SCALARS}")
-            for number in (0, 1)
-        ]
+        self._scalars = [_scalars(arena, bundles, number) for number in (0, 1)]
 
     def version(self, name: str) -> int:
         """Of the committed bundle; 0 before the first."""
@@ -46,7 +39,7 @@ class Committed:
             version = self.version(name)
             slot = self._slots[version % 2][name]
             tensors = {key: buffers(value)[0].clone() for key, value in slot.tensors.items()}
-            scalars = self._read_scalars(version % 2)[name]
+            scalars = self._read_scalars(version % 2, name)
             # The slot of a version is written again only after the next one is committed.
             if self.version(name) == version:
                 return version, Bundle(name, tensors, scalars)
@@ -58,25 +51,18 @@ class Committed:
         """The bundles of a slot, for filling."""
         return self._slots[number]
 
-    def numbers(self, number: int) -> torch.Tensor:
-        """All scalars of a slot."""
-        return self._numbers[number]
-
-    def pack(self, bundles: Mapping[str, Bundle]) -> torch.Tensor:
-        """The scalars of a source in the order of `numbers`."""
-        found = [
-            float(bundles[name].scalars[key]) for name in self.names for key in self._scalars[name]
-        ]
-        return torch.tensor(found or [0.0], dtype=torch.float64)
+    def scalars(self, number: int) -> dict[str, torch.Tensor]:
+        """The scalars of a slot by bundle, each in the order of their names."""
+        return self._scalars[number]
 
     def commit(self, version: int) -> None:
         """Flip every bundle to this version, whose slot is complete."""
         for index in range(len(self.names)):
             waits.post(self._words[index], version)
 
-    def _read_scalars(self, number: int) -> dict[str, dict[str, float]]:
-        values = iter(self._numbers[number].tolist())
-        return {name: {key: next(values) for key in keys} for name, keys in self._scalars.items()}
+    def _read_scalars(self, number: int, name: str) -> dict[str, float]:
+        keys = sorted(self._slots[number][name].scalars)
+        return dict(zip(keys, self._scalars[number][name].tolist(), strict=True))
 
     def _index(self, name: str) -> int:
         if name not in self._slots[0]:
@@ -98,29 +84,45 @@ class BundleTransfer:
         wire: Mapping[str, torch.dtype] | None = None,
         timeout: float = reshard.SECONDS,
     ) -> None:
-        check_alike(source.values(), destination.slot(0).values())
         self._source = source
         self._destination = destination
-        self._scalars = destination.pack(source) if source else torch.zeros(0)
-        self._version = max(map(destination.version, destination.names), default=0)
-        given = flatten(source) | ({SCALARS: self._scalars} if source else {})
-        by_name = wires(destination.slot(0), wire or {})
+        self._scalars = {name: _pack(bundle) for name, bundle in source.items()}
+        given = flatten(source) | _named(source, self._scalars)
+        by_name: dict[str, torch.dtype] = {}
+        refusal = None
+        try:
+            check_alike(source.values(), destination.slot(0).values())
+            by_name = wires({**source, **destination.slot(0)}, wire or {})
+        except ArgosyError as found_wrong:
+            refusal = found_wrong  # the other ranks are on their way into `prepare`
         self._ways: list[reshard.Reshard] = []
         try:
             for number in (0, 1):
-                wanted = flatten(destination.slot(number)) | {SCALARS: destination.numbers(number)}
-                way = reshard.prepare(given, wanted, group, wire=by_name, timeout=timeout)
+                slot = destination.slot(number)
+                wanted = flatten(slot) | _named(slot, destination.scalars(number))
+                way = reshard.prepare(
+                    given, wanted, group, wire=by_name, timeout=timeout, refusal=refusal
+                )
                 self._ways.append(way)
+            self._version = self._agree_on_version()
         except BaseException:
             self.close()
             raise
+
+    def _agree_on_version(self) -> int:
+        """The newest of any rank: all fill the same slot. Whoever is behind has that version complete and only missed its flip."""
+        own = max(map(self._destination.version, self._destination.names), default=0)
+        newest = self._ways[0].agree_all_done(own)
+        if own < newest:
+            self._destination.commit(newest)
+        return newest
 
     def run(self) -> int:
         """Move everything, and commit it when every rank has all of it; the new version."""
         version = self._version + 1
         way = self._ways[version % 2]
-        if self._source:
-            self._scalars.copy_(self._destination.pack(self._source))
+        for name, bundle in self._source.items():
+            self._scalars[name].copy_(_pack(bundle))
         way.run()
         for bundle in self._destination.slot(version % 2).values():
             bundle.derive()
@@ -134,6 +136,12 @@ class BundleTransfer:
         for way in self._ways:
             way.close()
 
+    def __enter__(self) -> BundleTransfer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
 
 def _slot(arena: Arena, bundles: Mapping[str, Bundle], number: int) -> dict[str, Bundle]:
     found = {}
@@ -144,5 +152,34 @@ def _slot(arena: Arena, bundles: Mapping[str, Bundle], number: int) -> dict[str,
             room = arena.empty(local.shape, local.dtype, name=f"{number}/{name}//{key}")
             room.copy_(local)
             tensors[key] = like(tensor, room)
-        found[name] = Bundle(name, tensors, bundle.scalars)
+        found[name] = Bundle(name, tensors, dict(bundle.scalars))
     return found
+
+
+def _scalars(arena: Arena, bundles: Mapping[str, Bundle], number: int) -> dict[str, torch.Tensor]:
+    """Room for the scalars of all bundles in one allocation."""
+    total = sum(len(bundle.scalars) for bundle in bundles.values())
+    room = arena.empty((max(1, total),), torch.float64, name=f"{number}//scalars")
+    found, start = {}, 0
+    for name, bundle in bundles.items():
+        found[name] = room[start : start + len(bundle.scalars)]
+        found[name].copy_(_pack(bundle))
+        start += len(bundle.scalars)
+    return found
+
+
+def _pack(bundle: Bundle) -> torch.Tensor:
+    return torch.tensor(
+        [float(bundle.scalars[key]) for key in sorted(bundle.scalars)], dtype=torch.float64
+    )
+
+
+def _named(
+    bundles: Mapping[str, Bundle], scalars: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Scalars as tensors of a state; their keys are in the name, so that other keys are another tensor."""
+    return {
+        joined(name, f"scalars {' '.join(sorted(bundles[name].scalars))}"): numbers
+        for name, numbers in scalars.items()
+        if len(numbers)
+    }

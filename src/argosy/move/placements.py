@@ -50,6 +50,16 @@ class Local(msgspec.Struct, frozen=True, array_like=True):
     held: tuple[Held, ...]
 
 
+def check_states(source: object, destination: object) -> None:
+    """Refuse what is no state at all: a module is a likely slip."""
+    for side, given in (("source", source), ("destination", destination)):
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"the {side} is a {type(given).__name__}, not a dict of tensors by name",
+                fix="give module.state_dict(), or bundles.flatten(…) with an optimizer's state",
+            )
+
+
 def describe(name: str, value: object, *, is_destination: bool) -> Local:
     """What this process holds of a tensor; refuses what cannot be moved, by name."""
     if isinstance(value, Pieces):

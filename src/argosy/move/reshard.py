@@ -68,6 +68,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     refused: str = ""
     unreadable: list[int] = []
+    number: int = 0
 
 
 def reshard(
@@ -96,11 +97,15 @@ def prepare(
     *,
     wire: Dictionary[str, torch.dtype] | None = None,
     timeout: float = SECONDS,
+    refusal: ArgosyError | None = None,
 ) -> Reshard:
-    """Everything but the copying, for tensors that stay where they are: `run()` then moves their values as often as wanted."""
+    """Everything but the copying, for tensors that stay where they are: `run()` then moves their values as often as wanted.
+
+    `refusal` is what a caller has found wrong on this rank already: it is raised here, and told to all other ranks.
+    """
     meeting = Meeting(current_group(group), timeout)
     try:
-        return Reshard(meeting, source, destination, wire or {})
+        return Reshard(meeting, source, destination, wire or {}, refusal)
     except BaseException:
         meeting.close()
         raise
@@ -115,6 +120,7 @@ class Reshard:
         source: State,
         destination: State,
         wire: Dictionary[str, torch.dtype],
+        refusal: ArgosyError | None = None,
     ) -> None:
         self._meeting = meeting
         self._open = contextlib.ExitStack()
@@ -126,7 +132,7 @@ class Reshard:
         self._bytes = 0
         self._seconds = 0.0
         self._descriptors: list[int] = []
-        refusal, mine = self._introduction(source, destination, wire)
+        refusal, mine = self._introduction(source, destination, wire, refusal)
         said = [
             msgspec.msgpack.decode(text, type=Introduction)
             for text in meeting.introduce(msgspec.msgpack.encode(mine))
@@ -153,15 +159,22 @@ class Reshard:
     # --- preparation -------------------------------------------------------------------------------
 
     def _introduction(
-        self, source: State, destination: State, wire: Dictionary[str, torch.dtype]
+        self,
+        source: State,
+        destination: State,
+        wire: Dictionary[str, torch.dtype],
+        refusal: ArgosyError | None,
     ) -> tuple[ArgosyError | None, Introduction]:
         """What this rank says; what it cannot move it refuses, and says so, so that all ranks stop."""
         try:
+            if refusal is not None:
+                raise refusal
+            placements.check_states(source, destination)
             wires = {name: placements.dtype_name(dtype) for name, dtype in wire.items()}
             given = [describe(name, v, is_destination=False) for name, v in source.items()]
             wanted = [describe(name, v, is_destination=True) for name, v in destination.items()]
-        except ArgosyError as refusal:
-            return refusal, Introduction(_VERSION, refusal.what, [], [], [], [], {}, 0)
+        except ArgosyError as found_wrong:
+            return found_wrong, Introduction(_VERSION, found_wrong.what, [], [], [], [], {}, 0)
         self._sources = {name: placements.buffers(value) for name, value in source.items()}
         self._targets = {name: placements.buffers(value) for name, value in destination.items()}
         known = Regions()
@@ -338,9 +351,9 @@ class Reshard:
             counters.own.shared_memory_bytes += moved
             counters.own.shared_memory_calls += 1
 
-    def agree_all_done(self) -> None:
-        """Wait until all ranks have come here after `run`; PeerLost when one never will."""
-        self._agree(Verdict())
+    def agree_all_done(self, number: int = 0) -> int:
+        """Wait until all ranks have come here, PeerLost when one never will; the largest number that a rank has given."""
+        return max(verdict.number for verdict in self._agree(Verdict(number=number)))
 
     def statistics(self) -> dict[str, int | float]:
         """Runs, bytes taken from other processes, seconds in `run`, sources by way."""

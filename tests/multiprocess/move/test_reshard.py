@@ -339,6 +339,81 @@ def test_a_bundle_is_the_old_one_when_a_rank_dies_in_the_middle_of_the_new_one(r
     assert second == {"status": signal.SIGKILL}
 
 
+def from_a_trainer_to_a_server(rank):
+    """Rank 0 trains, rank 1 has the destination: neither holds what the other has."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def train():
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    train()
+    found = bundles.discover(model, optimizer)
+    with arenas.create("server", 1 << 20) as arena:
+        committed = commits.Committed(arena, found if rank == 1 else {})
+        before = dict(committed.snapshot("weight")[1].scalars) if rank == 1 else None
+        seen = []
+        for _ in range(2):
+            with commits.BundleTransfer(
+                found if rank == 0 else {}, committed, timeout=SECONDS
+            ) as transfer:
+                for _ in range(2):
+                    if rank == 0:
+                        train()
+                    version = transfer.run()
+                    if rank == 1:
+                        seen.append([version, committed.snapshot("bias")[1].scalars["step"]])
+        return [before, seen]
+
+
+def refused_by_one_rank(rank):
+    """The destination's optimizer on rank 1 has not stepped."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    source = bundles.discover(model)
+    if rank == 1:
+        optimizer.step()
+    with arenas.create("server", 1 << 20) as arena:
+        committed = commits.Committed(arena, bundles.discover(model, optimizer))
+        commits.BundleTransfer(source, committed, timeout=SECONDS)
+
+
+def test_bundles_go_from_one_rank_to_another_with_the_step_of_that_moment(ranks):
+    first, second = ranks(2, from_a_trainer_to_a_server)
+    assert first["result"] == [None, []], first
+    steps = [[1, 2.0], [2, 3.0], [3, 4.0], [4, 5.0]]
+    assert second["result"] == [{"step": 1.0}, steps], second
+
+
+def after_a_missed_flip(rank):
+    with arenas.create("behind", 1 << 20) as arena:
+        source, destination = bundle_of(rank, arena, 1)
+        committed = commits.Committed(arena, destination)
+        with commits.BundleTransfer(source, committed, timeout=SECONDS) as transfer:
+            transfer.run()
+        if rank == 0:
+            committed.commit(2)
+        with commits.BundleTransfer(source, committed, timeout=SECONDS) as transfer:
+            behind = committed.version("w")
+            return [behind, transfer.run(), committed.version("w")]
+
+
+def test_ranks_of_which_one_missed_its_flip_go_on_with_one_version(ranks):
+    first, second = ranks(2, after_a_missed_flip)
+    assert first["result"] == second["result"] == [2, 3, 3]
+
+
+def test_bundles_that_one_rank_refuses_are_refused_on_all(ranks):
+    first, second = ranks(2, refused_by_one_rank)
+    assert first["error"] == "ConfigError", first
+    assert "rank 1 refuses the transfer: weight: the source sends parameter" in first["text"]
+    assert second["error"] == "MismatchError", second
+
+
 def test_private_names_of_torch_are_where_they_are_expected():
     for name in placements.PRIVATE_TORCH:
         module, _, attribute = name.rpartition(".")

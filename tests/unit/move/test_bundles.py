@@ -27,6 +27,15 @@ def test_adamw_gives_both_moments_and_its_step_as_a_scalar():
     assert {member.shape for member in bundles["0.weight"].members()} == {(4, 6)}
 
 
+def test_scalars_are_those_of_the_moment_they_are_read():
+    model, optimizer = stepped(torch.optim.AdamW)
+    found = discover(model, optimizer)["0.weight"]
+    optimizer.step()
+    assert dict(found.scalars) == {"step": 2.0}
+    with pytest.raises(KeyError):
+        found.scalars["exp_avg"]
+
+
 def test_sgd_with_and_without_momentum():
     plain = discover(*stepped(lambda p: torch.optim.SGD(p, lr=0.1)))
     assert names(plain["1.bias"]) == ["parameter"]
