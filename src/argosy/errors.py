@@ -82,7 +82,10 @@ class PeerLost(ArgosyError):
 
     def __init__(self, rank: int, what: str = "") -> None:
         text = f"peer lost: rank {rank} has ended" + (f" during {what}" if what else "")
-        super().__init__(text, fix="`argosy why` names the first cause; a new generation goes on")
+        super().__init__(
+            text,
+            fix="see that rank's own output (in a run: `argosy why`); go on in a new group or generation",
+        )
         self.rank = rank
 
 

@@ -143,7 +143,7 @@ class Proof:
                 missing = [peer for key, peer in keys.items() if not self._call("check", [key])]
                 raise TimedOut(
                     f"ranks {missing} have not taken part in the proof of locality in time",
-                    fix="`argosy why` names a dead one; all ranks of the group must call it",
+                    fix="all ranks of the group must call it, equally often; then make a new group",
                 )
             time.sleep(pause)
             pause = min(2 * pause, _MOST_PAUSE_SECONDS)
@@ -156,7 +156,7 @@ class Proof:
                 raise PeerLost(peer, _WHAT)
             raise ClusterError(
                 f"the group's store does not answer: {failure}",
-                fix="the process that serves it has ended: see `argosy why`",
+                fix="the process that serves it has ended: its own output says why (in a run: `argosy why`)",
             )
 
     def _ended(self) -> list[int]:
