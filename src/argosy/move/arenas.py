@@ -182,10 +182,12 @@ class Arena:
 
     def names(self) -> list[str]:
         """All names in the directory, in the order of their making."""
+        self._open()
         return [entry.name for entry in self._directory.entries() if entry.name]
 
     def find(self, name: str) -> Entry | None:
         """The directory's entry of a name."""
+        self._open()
         return self._directory.find(name)
 
     @property

@@ -6,6 +6,7 @@ per process and its forked children. Used by arenas.py and pools.py; nothing her
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import os
@@ -46,6 +47,8 @@ _lock = threading.Lock()
 _private: dict[str, _Private] = {}
 _uses: dict[str, int] = {}
 """How many grants of this process are open, by name."""
+_abandoned: collections.deque[str] = collections.deque()
+"""Names of grants whose holders have died: a finalizer may run anywhere, also where the lock is held, so it never waits for it."""
 
 
 def create(name: str, size: int, *, scope: Scope = "process", timeout: float = SECONDS) -> Grant:
@@ -74,6 +77,7 @@ def open(name: str, *, timeout: float = SECONDS) -> Grant:
     if own is not None:
         return _ask(own, {"type": "arena_open", "name": name}, timeout)
     with _lock:
+        _drain()
         found = _private.get(name)
         if found is None:
             raise ArenaGone(
@@ -96,7 +100,12 @@ def abandon(grant: Grant) -> None:
     """The same from a finalizer: local alone, it never waits for anybody."""
     os.close(grant.descriptor)
     if grant.name:
-        _forget_use(grant.name)
+        _abandoned.append(grant.name)
+        if _lock.acquire(blocking=False):
+            try:
+                _drain()
+            finally:
+                _lock.release()
 
 
 def release(name: str, *, timeout: float = SECONDS) -> None:
@@ -142,6 +151,7 @@ def current_run() -> str:
 
 def _create_private(name: str, size: int, scope: Scope) -> Grant:
     with _lock:
+        _drain()
         found = _private.get(name)
         if found is None:
             found = _Private(memfd(name, size), size, scope)
@@ -163,15 +173,35 @@ def _grant_private(name: str, found: _Private) -> Grant:
 def _forget_use(name: str) -> bool:
     """Whether that was the last grant of this name in this process."""
     with _lock:
-        _uses[name] = _uses.get(name, 1) - 1
-        if _uses[name] > 0:
-            return False
-        del _uses[name]
-        found = _private.get(name)
-        if found is not None and found.scope == "process":
-            del _private[name]
-            os.close(found.descriptor)
-        return True
+        _drain()
+        return _count_down(name)
+
+
+def _drain() -> None:
+    """Under the lock: what finalizers have left to do."""
+    while _abandoned:
+        _count_down(_abandoned.popleft())
+
+
+def _count_down(name: str) -> bool:
+    _uses[name] = _uses.get(name, 1) - 1
+    if _uses[name] > 0:
+        return False
+    del _uses[name]
+    found = _private.get(name)
+    if found is not None and found.scope == "process":
+        del _private[name]
+        os.close(found.descriptor)
+    return True
+
+
+def _forget_lock() -> None:
+    # A child forked while another thread held the lock would find it taken for ever.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 def _ask(own: links.Link, frame: links.Frame, timeout: float) -> Grant:

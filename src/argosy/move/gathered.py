@@ -96,7 +96,8 @@ def contents_of(
     return Contents(
         touched=bits,
         terms=tuple(given.get(name, (0.0, 0.0)) for name in layout.terms),
-        extra=extra,
+        # All of the room is written: what a slot held before must not show.
+        extra=extra.ljust(layout.extra_bytes, b"\0"),
     )
 
 

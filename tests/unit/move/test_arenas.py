@@ -176,6 +176,25 @@ def test_words_are_made_once_and_a_cache_line_apart(arena):
         arena.tensor("done")
 
 
+def test_an_arena_that_dies_while_the_names_are_locked_waits_for_nobody():
+    arena = arenas.create("forgotten-while-locked", 4096)
+    with broker._lock:  # a collection can come in the middle of any call
+        del arena
+        gc.collect()
+    with arenas.create("another", 4096):
+        pass
+    with pytest.raises(ArenaGone):
+        arenas.open("forgotten-while-locked")
+
+
+def test_a_closed_arena_says_so_whatever_it_is_asked():
+    arena = arenas.create("asked-when-closed", 4096)
+    arena.close()
+    for ask in (arena.names, lambda: arena.find("x"), lambda: arena.tensor("x"), arena.statistics):
+        with pytest.raises(ArenaGone, match="closed"):
+            ask()
+
+
 def test_a_tensor_keeps_its_memory_when_the_arena_is_closed():
     arena = arenas.create("short", 1 << 16)
     tensor = arena.empty((1000,), name="t").fill_(3)

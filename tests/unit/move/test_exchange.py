@@ -128,6 +128,14 @@ def test_what_travels_with_blocks_is_added_in_the_order_of_the_tree(make):
         publish(opened, Round(0, 2), Node(0, 1), extra=b"123456")
 
 
+def test_extra_bytes_of_an_earlier_block_do_not_show_behind_shorter_ones(make):
+    opened = make(layout_of(lanes=1, ranks=1, extra_bytes=8, num_slots=1))
+    publish(opened, FIRST, Node(0, 1), extra=b"12345678")
+    later = Round(0, 1)
+    publish(opened, later, Node(0, 1), extra=b"ab")
+    assert opened.wait_lanes(later, deadline=soon()).extras == ((Node(0, 1), b"ab\0\0\0\0\0\0"),)
+
+
 def test_a_replacement_goes_on_with_what_a_dead_rank_has_finished(make):
     layout = layout_of()
     first = make(layout, name="unit-replaced")
