@@ -251,9 +251,9 @@ class Arena:
     def _find(self, name: str, kind: str) -> Entry:
         entry = self._directory.find(name)
         if entry is None or entry.kind != kind:
-            held = "nothing" if entry is None else entry.kind
             raise ArenaGone(
-                f"arena {self.name!r} has {held} named {name!r}, not a {kind}",
+                f"arena {self.name!r} has no {kind} named {name!r}"
+                + (f", but {entry.kind}" if entry is not None else ""),
                 fix=f"it has: {', '.join(self.names()[:8]) or 'no names yet'}",
             )
         return entry
