@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from argosy.errors import ConfigError
-from argosy.move import hostmemory, kernels, mapping, torchgroup, waits
+from argosy.move import counters, hostmemory, kernels, mapping, torchgroup, waits
 from argosy.move.groups import ArgosyGroup
 
 NUM_SLOTS = 3
@@ -177,6 +177,7 @@ class SharedAllGather(torchgroup.AllGather):  # type: ignore[misc]
     ) -> Any:
         """Meet; nothing is left to move when all wrote into one slot."""
         if not async_op and self.slots.meet(output_tensor) is not None:
+            counters.own.shared_memory_bytes += input_tensor.nbytes
             return None
         return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
@@ -220,4 +221,5 @@ class SharedReduceScatter(torchgroup.ReduceScatter):  # type: ignore[misc]
             for rank in range(self._size)
         ]
         kernels.reduce(output_tensor, inputs, operation.name.lower(), factor)
+        counters.own.shared_memory_bytes += input_tensor.nbytes
         return None

@@ -110,6 +110,9 @@ class Plan:
         self.key = key
         self._ways: dict[str, dict[str, int]] = {n: t.bytes_by_way() for n, t in tensors.items()}
 
+    def __repr__(self) -> str:
+        return f"<plan for {len(self.tensors)} tensors: {_size(self.bytes)} move>"
+
     @property
     def bytes(self) -> int:
         """Bytes that cross from one process to another, in wire dtypes."""

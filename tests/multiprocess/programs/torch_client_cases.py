@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from argosy.move import counters
 from argosy.move.fsdp import fsdp_fast_path
 from argosy.move.groups import ArgosyGroup
 
@@ -71,9 +72,14 @@ def sharded(group, mesh=None, *, policy=None, is_fast=False):
 
 def case_fsdp2_in_single_precision_plain_and_fast(rank, size):
     theirs = train(sharded(gloo()), rank, steps=6)
+    before = counters.snapshot()
     assert_agree(train(sharded(dist.group.WORLD), rank, steps=6), theirs, size)
+    plain = counters.own.since(before)["shared_memory_bytes"]
+    before = counters.snapshot()
     model = sharded(dist.group.WORLD, is_fast=True)
     assert_agree(train(model, rank, steps=6), theirs, size)
+    # The same tensors take part, beside the few words of each meeting.
+    assert plain <= counters.own.since(before)["shared_memory_bytes"] < plain * 1.2
     state = model._get_fsdp_state()._fsdp_param_group
     for comm in (state._all_gather_comm, state._reduce_scatter_comm):
         assert (
