@@ -91,7 +91,6 @@ class Call:
     operation: Operation = Operation.SUM
     factor: float = 1.0
     root: int = 0
-    name: str = ""
     site: str = ""
     is_beneath: bool = False
     """Only a meeting, so that all are known to call the same; Gloo then does the work."""

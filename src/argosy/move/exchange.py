@@ -42,6 +42,16 @@ def open(name: str, layout: Layout, *, scope: Scope = "run", prefault: bool = Tr
     return Exchange(arena, layout)
 
 
+def attach(descriptor: int, layout: Layout, *, prefault: bool = True) -> Exchange:
+    """Map an exchange whose `fileno()` a peer has handed over, outside a run; the descriptor belongs to it, also when this fails."""
+    arena = arenas.attach(descriptor, prefault=prefault)
+    try:
+        return Exchange(arena, layout)
+    except BaseException:
+        arena.close()
+        raise
+
+
 class SlotClaim:
     """A slot that this process writes one block to."""
 
@@ -312,6 +322,10 @@ class Exchange:
     def slot(self, number: int) -> torch.Tensor:
         """The gradient space of a slot."""
         return self._slots[number]
+
+    def fileno(self) -> int:
+        """The descriptor of its memory: with `attach`, how processes that no keeper serves share an exchange."""
+        return self._arena.fileno()
 
     def statistics(self) -> dict[str, float]:
         """Counts of this process, for telemetry."""

@@ -65,15 +65,13 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         store = torchgroup.inner_store(birth.store, "leaders")
         return torchgroup.gloo(store, firsts.index(birth.rank), len(firsts), birth.timeout)
 
-    def _submit(
-        self, name: str, request: Request, options: Any, beneath: Callable[[], Any]
-    ) -> ArgosyWork:
+    def _submit(self, request: Request, options: Any, beneath: Callable[[], Any]) -> ArgosyWork:
         is_async = torchgroup.is_async(options)
         timeout = torchgroup.timeout_seconds(options, self._timeout)
         # Asked here where another thread will make the call: there it cannot be found.
         site = callsites.find(2) if is_async or self._turns.is_busy else ""
         for call in request.calls:
-            call.name, call.site = name, site
+            call.site = site
             call.is_beneath |= self._is_spread and call.kind not in LAYERED
 
         def job() -> None:
@@ -97,13 +95,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         operation = torchgroup.operation_of(opts)
         request = arguments.in_place(Kind.ALL_REDUCE, tensors, operation)
         options = torchgroup.options_of("allreduce", opts)
-        # Those that went over shared memory are done; to Gloo a list would be one tensor on several devices, added up.
-        left = [t for t, call in zip(tensors, request.calls, strict=True) if call.is_beneath]
         return self._submit(
-            "all_reduce",
             request,
             opts,
-            lambda: _each(lambda tensor: self.gloo.allreduce([tensor], options), left),
+            lambda: _each(
+                lambda tensor: self.gloo.allreduce([tensor], options), _left(tensors, request)
+            ),
         )
 
     allreduce_coalesced = allreduce
@@ -112,7 +109,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """Each tensor becomes the root's."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         request = arguments.in_place(Kind.BROADCAST, tensors, root=torchgroup.root_of(opts))
-        return self._submit("broadcast", request, opts, self._no_gloo)
+        return self._submit(request, opts, self._no_gloo)
 
     def reduce(self, tensors: Tensors | torch.Tensor, opts: Any = 0, *more: Any) -> ArgosyWork:
         """The root's tensors become the reduction."""
@@ -123,14 +120,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         options = torchgroup.options_of("reduce", opts)
         # Gloo writes partial sums into the tensors of other ranks than the root: those get copies.
         is_root = self._rank == root
-        left = [t for t, call in zip(tensors, request.calls, strict=True) if call.is_beneath]
         return self._submit(
-            "reduce",
             request,
             opts,
             lambda: _each(
                 lambda tensor: self.gloo.reduce([tensor if is_root else tensor.clone()], options),
-                left,
+                _left(tensors, request),
             ),
         )
 
@@ -143,7 +138,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             for into, given in zip(outputs, inputs, strict=True)
         ]
         return self._submit(
-            "all_gather",
             _joined(requests),
             opts,
             lambda: _each(
@@ -161,7 +155,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """The output becomes all ranks' inputs, one after the other."""
         request = arguments.gather_single(output, given, self._size)
         return self._submit(
-            "all_gather_single",
             request,
             opts,
             lambda: self.gloo._allgather_base(output.view(-1), given.reshape(-1)),
@@ -178,7 +171,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             for output, given in zip(outputs, inputs, strict=True)
         ]
         return self._submit(
-            "all_gather_single",
             _joined(requests),
             opts,
             lambda: _each(
@@ -199,7 +191,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         request = arguments.gather_list(Kind.GATHER, into, given, self._size, root)
         options = torchgroup.options_of("gather", opts)
         return self._submit(
-            "gather",
             request,
             opts,
             lambda: self.gloo.gather([into] if self._rank == root else [], [given], options),
@@ -219,7 +210,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         )
         options = torchgroup.options_of("scatter", opts)
         return self._submit(
-            "scatter",
             request,
             opts,
             lambda: self.gloo.scatter(
@@ -238,7 +228,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         ]
         options = torchgroup.options_of("reduce_scatter", opts)
         return self._submit(
-            "reduce_scatter",
             _joined(requests),
             opts,
             lambda: _each(
@@ -267,7 +256,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         ]
         options = torchgroup.options_of("reduce_scatter", opts)
         return self._submit(
-            "reduce_scatter_single",
             _joined(requests),
             opts,
             lambda: _each(
@@ -294,7 +282,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         splits = (list(output_split_sizes or ()), list(input_split_sizes or ()))
         request = arguments.exchange_single(output, given, splits, self._size)
         return self._submit(
-            "all_to_all_single",
             request,
             opts,
             lambda: self.gloo.alltoall_base(output, given, *splits),
@@ -305,14 +292,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ArgosyWork:
         """The same with lists."""
         request = arguments.exchange_list(list(outputs), list(inputs), self._size)
-        return self._submit(
-            "all_to_all", request, opts, lambda: self.gloo.alltoall(list(outputs), list(inputs))
-        )
+        return self._submit(request, opts, lambda: self.gloo.alltoall(list(outputs), list(inputs)))
 
     def barrier(self, opts: Any = None, **_: Any) -> ArgosyWork:
         """Until all ranks are here."""
         call = Call(Kind.MEET, torch.uint8, 0)
-        return self._submit("barrier", Request([call], []), opts, self._no_gloo)
+        return self._submit(Request([call], []), opts, self._no_gloo)
 
     def _no_gloo(self) -> Any:
         raise AssertionError("only requests that are beneath reach Gloo")
@@ -340,6 +325,11 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """For calls from now on."""
         self._timeout = timeout
         self.gloo.set_timeout(timeout)
+
+
+def _left(tensors: Tensors, request: Request) -> list[torch.Tensor]:
+    """Those of a call that did not go over shared memory. One by one, since to Gloo a list is one tensor on several devices."""
+    return [t for t, call in zip(tensors, request.calls, strict=True) if call.is_beneath]
 
 
 def _each(start: Callable[..., Any], *lists: Sequence[Any]) -> Any:

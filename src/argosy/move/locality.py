@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import weakref
 
 import msgspec
 
@@ -54,6 +55,9 @@ class Locality:
         """Why a rank is not local, by rank."""
         self._connections = proven.connections
         self._turn = 0
+        # One that nobody closes still gives its process descriptors back; sockets do so by themselves.
+        self._closer = weakref.finalize(self, handover.close_all, list(self.pidfds.values()))
+        self._closer.atexit = False
 
     def __repr__(self) -> str:
         return f"<locality of rank {self.rank}: {self.groups}>"
@@ -115,7 +119,7 @@ class Locality:
         for pair in self._connections.values():
             for connection in pair:
                 connection.close()
-        handover.close_all(self.pidfds.values())
+        self._closer()
         self._connections, self.pidfds = {}, {}
 
     def __enter__(self) -> Locality:

@@ -49,9 +49,6 @@ class Birth:
         self.size = int(options.group_size)
         self.timeout: timedelta = options.timeout
         self.name = str(options.group_id)
-        self.global_ranks = [int(rank) for rank in options.global_ranks_in_group] or list(
-            range(self.size)
-        )
 
 
 def register(name: str, make: Callable[[Birth], Any]) -> None:

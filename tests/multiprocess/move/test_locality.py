@@ -60,6 +60,15 @@ def leave_network():
         pytest.skip("network namespaces need privileges")
 
 
+def test_one_that_nobody_closes_gives_its_descriptors_back(tmp_path):
+    def body(rank, store):
+        found = locality.prove(store, rank, 2, timeout=SECONDS)
+        assert found.watched()[1 - rank] >= 0
+        del found
+
+    assert [said.get("leaked") for said in fork_ranks(2, body, tmp_path)] == [0, 0]
+
+
 def test_eight_ranks_prove_themselves_and_share_one_segment(tmp_path):
     def body(rank, store):
         with locality.prove(store, rank, 8, timeout=SECONDS) as found:

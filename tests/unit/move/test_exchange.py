@@ -136,6 +136,19 @@ def test_extra_bytes_of_an_earlier_block_do_not_show_behind_shorter_ones(make):
     assert opened.wait_lanes(later, deadline=soon()).extras == ((Node(0, 1), b"ab\0\0\0\0\0\0"),)
 
 
+def test_an_exchange_is_shared_by_its_descriptor_where_there_is_no_run(make):
+    first = make(layout_of(ranks=1))
+    publish(first, FIRST, Node(0, 2))
+    second = exchange.attach(os.dup(first.fileno()), first.layout)
+    assert [block.node for block in second.published(FIRST)] == [Node(0, 2)]
+    second.close()
+    handed = os.dup(first.fileno())
+    with pytest.raises(MismatchError, match="another layout"):
+        exchange.attach(handed, layout_of(lanes=6, ranks=1))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handed)
+
+
 def test_a_replacement_goes_on_with_what_a_dead_rank_has_finished(make):
     layout = layout_of()
     first = make(layout, name="unit-replaced")

@@ -27,10 +27,10 @@ def test_the_backend_is_registered_for_the_cpu():
 def test_the_options_of_a_new_group_carry_what_a_birth_needs():
     options = c10d._DistributedBackendOptions()
     options.store, options.group_rank, options.group_size = dist.HashStore(), 1, 3
-    options.timeout, options.group_id, options.global_ranks_in_group = timedelta(seconds=5), "7", []
+    options.timeout, options.group_id = timedelta(seconds=5), "7"
     birth = torchgroup.Birth(options)
     assert (birth.rank, birth.size, birth.name) == (1, 3, "7")
-    assert (birth.global_ranks, birth.timeout) == ([0, 1, 2], timedelta(seconds=5))
+    assert birth.timeout == timedelta(seconds=5)
 
 
 @pytest.mark.parametrize(
