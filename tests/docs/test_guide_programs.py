@@ -83,26 +83,24 @@ def test_programs_of_the_guides_run_as_shown(tmp_path):
 
 
 @pytest.mark.multiprocess
-def test_the_program_that_shares_by_name_runs_as_shown(tmp_path):
+def test_programs_with_arenas_run_as_shown_inside_a_run(tmp_path):
+    """There an arena's name means the same memory in all ranks."""
     text = (GUIDES / "move-in-your-own-script.md").read_text()
-    program = re.search(r"```python\n(# byname\.py.*?)```", text, re.DOTALL)
-    (tmp_path / "byname.py").write_text(program[1])
     environment = {**QUICK, "ARGOSY_HOME": str(tmp_path / "home")}
+    argosy = [sys.executable, "-m", "argosy"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "argosy", "run", "-n", "2", "--restart", "0", "byname.py"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=100,
-        )
+        for name in ("byname.py", "share.py", "follow.py"):
+            program = re.search(rf"```python\n(# {name}.*?)```", text, re.DOTALL)
+            (tmp_path / name).write_text(program[1])
+            done = subprocess.run(
+                [*argosy, "run", "-n", "2", "--restart", "0", name],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=100,
+            )
+            assert done.returncode == 0, done.stderr
     finally:
-        subprocess.run(
-            [sys.executable, "-m", "argosy", "down", "--force"],
-            env=environment,
-            check=True,
-            timeout=60,
-        )
-    assert done.returncode == 0, done.stderr
+        subprocess.run([*argosy, "down", "--force"], env=environment, check=True, timeout=60)
