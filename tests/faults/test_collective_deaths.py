@@ -29,7 +29,13 @@ MISMATCHES = {
     "different_splits": ("all_to_all of float32", "all_to_all of float32"),
     "one_goes_to_gloo": ("all_reduce(bor)", "all_reduce(sum)"),
 }
-OTHERS = ("killed_under_ddp", "stopped_rank", "aborted", "interrupted")
+OTHERS = (
+    "killed_under_ddp",
+    "stopped_rank",
+    "aborted",
+    "aborted_from_another_thread",
+    "interrupted",
+)
 
 
 @pytest.fixture(scope="module", params=["native", "torch operations"])
@@ -119,6 +125,14 @@ def test_an_abort_ends_everybodys_waits(outcomes):
         assert f"rank {VICTIM} has" in said["text"]
     assert outcomes["aborted"][VICTIM]["error"] is None
     assert all(said["left"] == [] for said in outcomes["aborted"].values())
+
+
+def test_an_abort_from_another_thread_ends_the_call_and_nothing_else(outcomes):
+    for rank in (VICTIM, 2):
+        said = outcomes["aborted_from_another_thread"][rank]
+        assert said["error"] == "ConfigError", said
+        assert f"rank {VICTIM} has aborted it" in said["text"]
+        assert said["left"] == []
 
 
 def test_a_signal_handler_that_raises_ends_the_wait_and_tells_the_others(outcomes):

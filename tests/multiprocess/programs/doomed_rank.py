@@ -110,6 +110,22 @@ def aborted(rank, size):
     dist.all_reduce(torch.zeros(10))
 
 
+def aborted_from_another_thread(rank, size):
+    """As a watchdog does: its own process is in a call, whose memory must not go."""
+    group = dist.distributed_c10d._get_default_group()
+
+    def abort():
+        while not group._turns.is_busy:
+            time.sleep(0.001)
+        group.abort()
+
+    if rank == VICTIM:
+        threading.Thread(target=abort).start()
+    elif rank == 0:
+        threading.Event().wait(60)  # never comes; ended by the parent
+    dist.all_reduce(torch.zeros(10))
+
+
 def interrupted(rank, size):
     """Ctrl-C reaches Python although the rank waits in native code; the others learn it."""
     if rank == VICTIM:
@@ -188,7 +204,9 @@ def main() -> int:
 
 
 def waits_for_ever(fate, rank):
-    return (fate == "stopped_rank" and rank == VICTIM) or (fate == "interrupted" and rank == 0)
+    if fate == "stopped_rank":
+        return rank == VICTIM
+    return fate in ("interrupted", "aborted_from_another_thread") and rank == 0
 
 
 if __name__ == "__main__":
