@@ -86,7 +86,7 @@ def gather_list(
 ) -> Request:
     """All-gather or gather into a list; `outputs` is empty where nothing arrives."""
     check(given, "input")
-    request = Request([], [list(outputs)])
+    request = Request([], list(outputs))
     if outputs and len(outputs) != size:
         raise ConfigError(
             f"{len(outputs)} output tensors for {size} ranks", fix="give one for each rank"
@@ -201,7 +201,7 @@ def exchange_list(
             check(tensor, f"{name} {index}")
     _same_dtype([*outputs, *given])
     _distinct(outputs)
-    request = Request([], [list(outputs)])
+    request = Request([], list(outputs))
     call = Call(Kind.ALL_TO_ALL, given[0].dtype, 0, [_readable(tensor) for tensor in given])
     call.outputs = [
         _writable(tensor, f"output {index}", request) for index, tensor in enumerate(outputs)

@@ -238,6 +238,18 @@ def alone():
         dist.destroy_process_group()
 
 
+def test_futures_give_a_flat_list_of_tensors_as_other_backends_do(alone):
+    output = torch.zeros(2)
+    for work in (
+        alone.allgather([[output]], [torch.ones(2)]),
+        alone.gather([[output]], [torch.ones(2)]),
+        alone.alltoall([output], [torch.ones(2)]),
+    ):
+        (found,) = work.get_future().wait()
+        assert found is output
+        assert work.result() == [output]
+
+
 def test_tensors_of_a_coalesced_call_stay_apart_when_gloo_does_it(alone):
     first, second = torch.tensor([1, 6]), torch.tensor([8, 0])
     options = dist.AllreduceCoalescedOptions()
