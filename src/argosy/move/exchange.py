@@ -260,7 +260,7 @@ class Exchange:
         """Add these pages over all lanes into the same places of `out`, a flat float32 tensor; the sums of squares, by page.
 
         Reads each block once. A sum that is infinite or NaN says that the page has such an element. GenerationChanged when blocks
-        were overwritten meanwhile: only a new generation that begins the step again does that.
+        were overwritten meanwhile by a new generation that begins the step again; RoundOver when the others, who need no page of this rank, have gone on.
         """
         self._check_out(out)
         while True:
@@ -272,6 +272,7 @@ class Exchange:
                 # Two of them may have been added into one to make room for a block that somebody computed twice.
                 again = self._try_gather(gathered.round)
                 if not again:
+                    self._refuse_if_over(gathered.round)
                     raise
                 gathered = again[0]
 

@@ -247,6 +247,18 @@ def test_a_pinned_version_keeps_its_slot_until_it_is_given_back_or_swept(make):
     assert opened.state.begin(5, deadline=soon()) == 0
 
 
+def test_blocks_that_the_next_round_has_taken_while_they_were_read_mean_that_theirs_is_over(make):
+    opened = make(layout_of(num_slots=2))
+    publish(opened, FIRST, Node(0, 2))
+    publish(opened, FIRST, Node(2, 2))
+    gathered = opened.wait_lanes(FIRST, deadline=soon())
+    commit(opened, 1)
+    publish(opened, Round(1, 1), Node(0, 2))
+    publish(opened, Round(1, 1), Node(2, 2))
+    with pytest.raises(RoundOver, match="finished by others"):
+        opened.reduce(gathered, [], torch.zeros(opened.layout.num_elements))
+
+
 def test_what_others_have_finished_is_over(make):
     opened = make()
     commit(opened, 1)
