@@ -51,7 +51,8 @@ sys.exit(f"failed: {failed}" if failed else 0)
 
 @pytest.mark.multiprocess
 def test_programs_of_the_guides_run_as_shown(tmp_path):
-    texts = [(GUIDES / name).read_text() for name in ("move-in-your-own-script.md", "reshard.md")]
+    documents = ("move-in-your-own-script.md", "reshard.md", "../reference/exchange.md")
+    texts = [(GUIDES / name).read_text() for name in documents]
     programs = [found for text in texts for found in PROGRAM.findall(text)]
     assert [name for _, name, _ in programs] == [
         "ddp.py",
@@ -59,6 +60,7 @@ def test_programs_of_the_guides_run_as_shown(tmp_path):
         "share.py",
         "follow.py",
         "reshard.py",
+        "step.py",
     ]
     for text, name, _ in programs:
         (tmp_path / name).write_text(text)
