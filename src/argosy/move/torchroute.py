@@ -56,6 +56,11 @@ class TorchRoute:
         self._slots = [
             [segment.slot(rank, parity) for rank in range(self._size)] for parity in range(2)
         ]
+        # Behind what is staged there is room for a reduced slice: in an all-to-all for what each rank sends and takes.
+        room = slice(self._stage_bytes, self._stage_bytes + 16 * self._size)
+        self._sizes = [
+            [slot[room].view(torch.int64).numpy() for slot in row] for row in self._slots
+        ]
         self._words = [
             segment.address + segment.rank_page(rank) + ARRIVED for rank in range(self._size)
         ]
@@ -89,7 +94,7 @@ class TorchRoute:
 
     def close(self) -> None:
         """Let go of the segment's memory."""
-        self._slots = []
+        self._slots, self._sizes = [], []
 
     def _say(self, call: Call) -> None:
         self._calls += 1
@@ -302,32 +307,13 @@ class TorchRoute:
             _copy_to(step.outputs[0][start:end], piece)
 
     def _all_to_all(self, step: _Step) -> None:
-        """Sizes first, so that all know the number of chunks; whoever sees a difference tells all."""
-        sends = torch.tensor([tensor.nbytes for tensor in step.inputs], dtype=torch.int64)
-        _put(self._mine(), 0, sends)
-        self._meet(step, is_first=True)
-        table = [
-            self._read(rank, 0, 8 * self._size, torch.int64).tolist() for rank in range(self._size)
-        ]
-        largest = max(max(row) for row in table)
-        wrong = [
-            rank for rank, row in enumerate(table) if row[self._rank] != step.outputs[rank].nbytes
-        ]
-        _put(self._mine(), 0, torch.tensor([wrong[0] if wrong else -1]))
-        self._meet(step, is_first=False)
-        for rank in range(self._size):
-            verdict = int(self._read(rank, 0, 8, torch.int64)[0])
-            if verdict >= 0:
-                other = rank if verdict == self._rank else verdict
-                verdicts.raise_for(loader.MISMATCH, other, step.call, self.place)
-        self._send_parts(step, largest)
-
-    def _send_parts(self, step: _Step, largest: int) -> None:
-        share = self._share_bytes
+        """The first chunk travels with the sizes: all then know the number of chunks, and judge alike whether sizes agree."""
+        share, num_chunks, index = self._share_bytes, 1, 0
         inputs = [tensor.view(torch.uint8) for tensor in step.inputs]
         outputs = [tensor.view(torch.uint8) for tensor in step.outputs]
-        num_chunks = max(1, -(-largest // share))
-        for index in range(num_chunks + 1):
+        sizes = [tensor.nbytes for tensor in (*inputs, *outputs)]
+        self._sizes[self._epoch & 1][self._rank][:] = sizes
+        while index <= num_chunks:
             now = slice(index * share, (index + 1) * share)
             before = slice((index - 1) * share, index * share)
             for rank in range(self._size):
@@ -341,7 +327,20 @@ class TorchRoute:
                     piece = self._read(rank, self._rank * share, out.nbytes, torch.uint8)
                 _copy_to(out, piece)
             if index < num_chunks:
-                self._meet(step, is_first=False)
+                self._meet(step, is_first=index == 0)
+            if index == 0:
+                num_chunks = max(1, -(-self._largest_part(step) // share))
+            index += 1
+
+    def _largest_part(self, step: _Step) -> int:
+        """Bytes of the largest message, when what each rank takes is what the others send to it."""
+        tables: list[list[int]] = [sizes.tolist() for sizes in self._sizes[self._epoch - 1 & 1]]
+        for taker in range(self._size):
+            for sender in range(self._size):
+                if tables[sender][taker] != tables[taker][self._size + sender]:
+                    other = taker if sender == self._rank else sender
+                    verdicts.raise_for(loader.MISMATCH, other, step.call, self.place)
+        return max(max(table) for table in tables)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
