@@ -52,7 +52,7 @@ def sizes(num_ranks: int, quick: bool, suffix: str) -> dict[str, Any]:
 
 
 def fallback(quick: bool) -> dict[str, Any]:
-    """Without native code, over all measured operations; sizes below 1 MiB must only not be slower."""
+    """Without native code, over all operations; sizes below 1 MiB must only not be slower."""
     large, all_sizes, slowest = [], [], ""
     for num_ranks in (2, 4):
         for name, sides in ranks("fallback", num_ranks, quick, ARGOSY_NATIVE="0").items():
@@ -74,6 +74,7 @@ def ddp(quick: bool) -> dict[str, Any]:
         found = ranks("ddp", num_ranks, quick)
         metrics[f"ddp_step_speedup_over_gloo{suffix}"] = rounded(found["speedup"], 3)
         metrics[f"ddp_step_seconds{suffix}"] = [rounded(found[side]) for side in ("argosy", "gloo")]
+        metrics[f"ddp_bits_equal{suffix}"] = found["equal"]
     return metrics
 
 

@@ -127,7 +127,19 @@ def rank_times(
         began = barrier(exchange, 4 * number + 3)
         one_round(exchange, Round(0, number), blocks, pages, out)
         times["exchange"].append(time.perf_counter() - began)
+    check_sums(exchange, Round(0, rounds + 1), pages, out)
     return {name: values[2:] for name, values in times.items()}
+
+
+def check_sums(
+    exchange: exchanges.Exchange, round: Round, pages: list[int], out: torch.Tensor
+) -> None:
+    """The last round's sums are those of its four blocks, added in the order of the tree."""
+    a, b, c, d = (exchange.slot(block.slot) for block in exchange.published(round))
+    for start, stop in map(exchange.layout.bounds, pages):
+        own = slice(start, stop)
+        if not torch.equal(out[own], (a[own] + b[own]) + (c[own] + d[own])):
+            raise SideFailed(f"the sum of elements {start} to {stop} is wrong")
 
 
 def barrier(exchange: exchanges.Exchange, number: int, half: int = 0) -> float:

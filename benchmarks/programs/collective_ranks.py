@@ -27,6 +27,10 @@ SIZES = {
     "64MiB": 64 * KIB**2,
 }
 
+OPERATIONS = (
+    "allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter",
+)  # fmt: skip
+
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -44,6 +48,8 @@ def operation(
     name: str, num_bytes: int, group: Any
 ) -> tuple[Callable[[], Any], Callable[[], bool]]:
     """A call of a collective on `num_bytes` of float32 (the full tensor's size), and a check of what it gave."""
+    if name in ("reduce", "gather", "scatter"):
+        return rooted(name, num_bytes, group)
     size, rank = dist.get_world_size(), dist.get_rank()
     count = num_bytes // 4 // size * size
     if name == "allreduce":
@@ -63,10 +69,45 @@ def operation(
             lambda: dist.reduce_scatter_single(out, given, group=group),
             lambda: bool((out == size).all()),
         )
-    given, out = torch.full((count // size,), float(rank)), torch.empty(count)
+    if name == "broadcast":
+        tensor = torch.full((count,), float(rank + 1))
+        return lambda: dist.broadcast(tensor, 0, group=group), lambda: bool((tensor == 1).all())
+    out = torch.empty(count)
+    if name == "all_to_all":
+        given = torch.full((count,), float(rank))
+        call = lambda: dist.all_to_all_single(out, given, group=group)  # noqa: E731
+    else:
+        given = torch.full((count // size,), float(rank))
+        call = lambda: dist.all_gather_single(out, given, group=group)  # noqa: E731
+    return call, lambda: all(bool((part == r).all()) for r, part in enumerate(out.chunk(size)))
+
+
+def rooted(name: str, num_bytes: int, group: Any) -> tuple[Callable[[], Any], Callable[[], bool]]:
+    """The same for reduce, gather and scatter, with rank 0 as the root."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    count, is_root = num_bytes // 4 // size * size, rank == 0
+    if name == "reduce":
+        # Zeros, as for the all-reduce.
+        tensor = torch.zeros(count)
+
+        def check() -> bool:
+            probe = torch.full((count,), rank + 1.0)
+            dist.reduce(probe, 0, group=group)
+            return not is_root or bool((probe == sum(range(size + 1))).all())
+
+        return lambda: dist.reduce(tensor, 0, group=group), check
+    parts = [torch.full((count // size,), float(r)) for r in range(size)]
+    one = torch.full((count // size,), float(rank))
+    if name == "gather":
+        into = [torch.empty_like(part) for part in parts]
+        return (
+            lambda: dist.gather(one, into if is_root else None, 0, group=group),
+            lambda: not is_root or all(map(torch.equal, into, parts)),
+        )
+    out = torch.empty_like(one)
     return (
-        lambda: dist.all_gather_single(out, given, group=group),
-        lambda: all(bool((part == r).all()) for r, part in enumerate(out.chunk(size))),
+        lambda: dist.scatter(out, parts if is_root else None, 0, group=group),
+        lambda: torch.equal(out, one),
     )
 
 
@@ -111,7 +152,7 @@ def sizes(groups: dict[str, Any], quick: bool) -> dict[str, Any]:
 
 def fallback(groups: dict[str, Any], quick: bool) -> dict[str, Any]:
     found = {}
-    for name in ("allreduce", "reduce_scatter", "all_gather"):
+    for name in OPERATIONS:
         for label, num_bytes in SIZES.items():
             if quick and label == "64MiB":
                 continue
