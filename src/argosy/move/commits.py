@@ -40,7 +40,9 @@ class Committed:
             slot = self._slots[version % 2][name]
             tensors = {key: buffers(value)[0].clone() for key, value in slot.tensors.items()}
             scalars = self._read_scalars(version % 2, name)
-            # The slot of a version is written again only after the next one is committed.
+            # The slot of a version is written again only after the next one is committed. What was read is read before the word is read
+            # again: loading it orders only what comes after, waking its waiters is a full fence.
+            waits.wake(self._words[self._index(name)])
             if self.version(name) == version:
                 return version, Bundle(name, tensors, scalars)
         raise TimedOut(
