@@ -181,7 +181,8 @@ def exchange_single(
     request = Request([], [output])
     memory = _writable(output, "output", request)
     call = Call(Kind.ALL_TO_ALL, given.dtype, 0)
-    call.inputs = parts(_readable(given), _split_counts(given, splits[1], size, "input"))
+    (source,) = _apart([_readable(given)], [output])
+    call.inputs = parts(source, _split_counts(given, splits[1], size, "input"))
     call.outputs = parts(memory, _split_counts(output, splits[0], size, "output"))
     request.calls.append(call)
     return request
@@ -202,7 +203,8 @@ def exchange_list(
     _same_dtype([*outputs, *given])
     _distinct(outputs)
     request = Request([], list(outputs))
-    call = Call(Kind.ALL_TO_ALL, given[0].dtype, 0, [_readable(tensor) for tensor in given])
+    inputs = _apart([_readable(tensor) for tensor in given], outputs)
+    call = Call(Kind.ALL_TO_ALL, given[0].dtype, 0, inputs)
     call.outputs = [
         _writable(tensor, f"output {index}", request) for index, tensor in enumerate(outputs)
     ]
@@ -230,6 +232,14 @@ def parts(memory: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+def _apart(inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs, copied when they share memory with outputs: a part would be overwritten before it has been sent."""
+    written = {tensor.untyped_storage().data_ptr() for tensor in outputs}
+    if any(tensor.untyped_storage().data_ptr() in written for tensor in inputs):
+        return [tensor.clone() for tensor in inputs]
+    return inputs
 
 
 def _writable(tensor: torch.Tensor, name: str, request: Request) -> torch.Tensor:

@@ -363,8 +363,10 @@ class Exchange:
     def _make_room(self, round: Round) -> bool:
         """Add two finished siblings into one slot, so that the other is free; False when there are none.
 
-        Only called while lanes are missing: nobody can be adding up all of them then.
+        Only called while lanes are missing: nobody can be adding up all of them then. Extra bytes belong to one block and cannot be added.
         """
+        if self.layout.extra_bytes:
+            return False
         blocks = {block.node: block for block in self._headers.blocks(round)}
         for node, left in blocks.items():
             parent = trees.parent_of(node, self.layout.num_lanes)

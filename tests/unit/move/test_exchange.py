@@ -114,6 +114,16 @@ def test_few_slots_are_enough_because_siblings_are_added_into_one(make):
     assert a.touched == b.touched == {"p1"}
 
 
+def test_blocks_with_extra_bytes_are_never_added_into_one(make):
+    opened = make(layout_of(lanes=16, ranks=1, num_slots=5, extra_bytes=4))
+    nodes = opened.layout.blocks(0, 16)
+    for node in nodes[:5]:
+        publish(opened, FIRST, node, extra=b"kept")
+    with pytest.raises(NoRoom, match="more num_slots"):
+        opened.claim(FIRST, nodes[5])
+    assert opened.statistics()["merges"] == 0
+
+
 def test_what_travels_with_blocks_is_added_in_the_order_of_the_tree(make):
     opened = make(layout_of(lanes=3, extra_bytes=5, terms=("loss", "aux")))
     publish(opened, FIRST, Node(0, 2), terms={"loss": (0.1, 2.0)}, extra=b"left", touched=["p0"])

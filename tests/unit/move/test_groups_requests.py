@@ -280,3 +280,12 @@ def test_a_group_that_was_shut_down_may_be_aborted_and_shut_down_again(alone):
     alone.shutdown()
     with pytest.raises(ConfigError, match="shut down"):
         alone.barrier()
+
+
+def test_an_all_to_all_in_place_sends_a_copy():
+    memory = torch.arange(6.0)
+    request = arguments.exchange_single(memory, memory, ([2, 4], [4, 2]), 2)
+    (call,) = request.calls
+    assert [part.tolist() for part in call.inputs] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0]]
+    memory.zero_()
+    assert call.inputs[1].tolist() == [4.0, 5.0]
