@@ -7,10 +7,11 @@ Data is not guarded: who may write which tensor when is the caller's business.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -42,29 +43,30 @@ def create(
     if size <= 0:
         raise ConfigError(f"arena {name!r} of {size} bytes", fix="give a positive size")
     grant = broker.create(name, file_bytes(size), scope=scope, timeout=timeout)
-    try:
+    with _given_back_on_failure(grant):
         hostmemory.reserve(grant.descriptor, grant.size, f"arena {name!r}")
         return Arena(grant, is_new=True, is_prefaulted=prefault)
-    except BaseException:
-        broker.close(grant)
-        raise
 
 
 def open(name: str, *, timeout: float = SECONDS, prefault: bool = True) -> Arena:
     """Map an arena that a process of this run has made; a sealed one is opened as a reader."""
     grant = broker.open(name, timeout=timeout)
-    try:
+    with _given_back_on_failure(grant):
         return Arena(grant, is_prefaulted=prefault)
-    except BaseException:
-        broker.close(grant)
-        raise
 
 
 def attach(descriptor: int, *, prefault: bool = True) -> Arena:
     """Map an arena whose descriptor a peer has handed over; the descriptor belongs to the arena, also when this fails."""
     grant = Grant("", descriptor, os.fstat(descriptor).st_size, broker.current_run())
-    try:
+    with _given_back_on_failure(grant):
         return Arena(grant, is_prefaulted=prefault)
+
+
+@contextlib.contextmanager
+def _given_back_on_failure(grant: Grant) -> Iterator[None]:
+    """Whatever ends the block early, Ctrl-C too: the grant does not stay behind."""
+    try:
+        yield
     except BaseException:
         broker.close(grant)
         raise
@@ -212,11 +214,8 @@ class Arena:
         """
         self._open()
         grant = Grant("", os.dup(self._grant.descriptor), self._grant.size, self._grant.run)
-        try:
+        with _given_back_on_failure(grant):
             return Arena(grant, is_reader=True, is_prefaulted=False)
-        except BaseException:
-            broker.close(grant)
-            raise
 
     def seal(self) -> None:
         """From now on nobody else can map it for writing; mappings that exist, this one too, stay writable."""
