@@ -20,6 +20,8 @@ class Attempt:
     """One start of one process, as far as the events tell."""
 
     __slots__ = (
+        "declared",
+        "evidence",
         "exit",
         "exited_at",
         "generation",
@@ -34,8 +36,10 @@ class Attempt:
         "rank",
         "role",
         "started_at",
+        "stop_failure",
         "stop_level",
         "stop_reason",
+        "suspicion",
     )
 
     def __init__(self, fact: dict[str, Any]) -> None:
@@ -52,6 +56,10 @@ class Attempt:
         self.started_at = 0.0
         self.has_joined = False
         self.stop_level = ""
+        self.stop_failure = ""
+        self.declared = ""
+        self.suspicion = ""
+        self.evidence = ""
         self.stop_reason = ""
         self.exit: dict[str, Any] | None = None
         self.exited_at = 0.0
@@ -70,8 +78,10 @@ class Attempt:
 
     @property
     def has_failed(self) -> bool:
-        """It ended by itself and not well."""
-        return self.exit is not None and not self.was_told_to_stop and not is_success(self.exit)
+        """It ended by itself and not well, or for a failure of its own."""
+        if self.exit is None or (is_success(self.exit) and not self.declared):
+            return False
+        return bool(self.declared) or not self.was_told_to_stop or bool(self.stop_failure)
 
     @property
     def exit_code(self) -> int:
@@ -91,6 +101,8 @@ class Attempts:
         kind = fact["kind"]
         if kind == "attempt.planned":
             self.by_id[fact["attempt"]] = Attempt(fact)
+        if kind == "run.stop_requested" and fact.get("declared") and fact["cause"] in self.by_id:
+            self.by_id[fact["cause"]].declared = fact["reason"]
         attempt = self.by_id.get(fact.get("attempt", ""))
         if attempt is None:
             return None
@@ -104,6 +116,11 @@ class Attempts:
             attempt.has_joined, attempt.generation = True, fact.get("generation", 0)
         elif kind == "attempt.stopping":
             attempt.stop_level, attempt.stop_reason = fact.get("level", ""), fact.get("reason", "")
+            attempt.stop_failure = fact.get("failure") or attempt.stop_failure
+        elif kind == "attempt.suspected":
+            attempt.suspicion = fact.get("reason", "")
+        elif kind == "attempt.evidence":
+            attempt.evidence = fact.get("path", "")
         elif kind == "attempt.exited":
             attempt.exit = fact
             attempt.exited_at = fact.get("at") or event["at"]

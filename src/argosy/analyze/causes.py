@@ -35,6 +35,10 @@ class Incident:
         """`rank 2 on host was killed by SIGKILL (attempt 1, pid 1234)`."""
         cause = self.cause
         verb = describe_exit(cause.exit or {})
+        if cause.declared:
+            verb = "gave the run up"
+        elif cause.suspicion and (cause.exit or {}).get("hung"):
+            verb = f"killed as hung: {cause.suspicion}"
         was = "was " if verb.startswith(("killed", "lost")) else ""
         where = f" on {cause.host}" if cause.host else ""
         details = [f"{cause.role}/{cause.index}"] if cause.rank is not None else []
@@ -80,7 +84,7 @@ def find_incidents(events: list[EventObject]) -> list[Incident]:
     named = _named_first_cause(events)
     incidents = [_make_incident(group, named) for group in groups]
     for attempt in attempts.by_id.values():
-        if attempt.exit is not None and attempt.was_told_to_stop:
+        if attempt.exit is not None and attempt.was_told_to_stop and not attempt.has_failed:
             _blame(attempt, incidents)
     _note_remedies(events, incidents)
     return incidents

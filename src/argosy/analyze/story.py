@@ -60,12 +60,18 @@ class Story:
                 return f"{attempt.name} restarted (start {attempt.number + 1}, pid {attempt.pid})"
             return ""
         if kind == "attempt.exited" and attempt:
-            if attempt.was_told_to_stop or is_success(fact):
+            if (attempt.was_told_to_stop and not fact.get("hung")) or is_success(fact):
                 return ""
             self._has_told_death = True
             return f"{attempt.name} {describe_exit(fact)}"
         if kind == "attempt.released" and attempt:
             return f"a spare takes the place of rank {fact.get('rank')}"
+        if kind == "gang.resized":
+            return f"{fact['role']} is to have {fact['size']} ranks"
+        if kind == "attempt.suspected" and attempt:
+            return f"{attempt.name} seems to hang: {fact['reason']}"
+        if kind == "fault.injected":
+            return fault_sentence(fact)
         if kind == "run.ports_refused":
             return f"a port could not be had: {fact['reason']}"
         if kind == "note" and fact.get("level", "info") != "info":
@@ -110,6 +116,29 @@ def _started(fact: dict[str, Any], who: str) -> str:
     how = "forked warm" if fact.get("how") == "fork" else "started by exec"
     note = f" ({fact['note']})" if fact.get("note") else ""
     return f"{who} {how}, pid {fact.get('pid')}{note}"
+
+
+def fault_sentence(fact: dict[str, Any], who: str = "") -> str:
+    """A fault on purpose, in words."""
+    if fact.get("part"):
+        return f"fault {fact['number']}: the {fact['part']} is killed"
+    who = who or f"rank {fact.get('rank')}"
+    what = {
+        "kill": "is killed",
+        "stop": "is stopped",
+        "slow": f"is slower by {fact.get('seconds', 0.0):g} s",
+        "nan": "computes what is not finite",
+        "raise": "raises an exception",
+    }[fact["fault"]]
+    point = f", {fact['point']}" if fact.get("point") else ""
+    when = f" at step {fact['step']}{point}" if fact.get("step") is not None else ""
+    return f"fault {fact['number']}: {who} {what}{when}"
+
+
+def _evidence(fact: dict[str, Any], who: str) -> str:
+    if fact.get("path"):
+        return f"stacks of the gang of {who} kept in {fact['path']}"
+    return f"no stacks of the gang of {who}: {fact.get('error') or 'nobody answered'}"
 
 
 def _stopping(fact: dict[str, Any], who: str) -> str:
@@ -159,6 +188,10 @@ _SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
     "run.ports": _ports,
     "run.ports_refused": lambda f, w: f"a port could not be had on {f['host']}: {f['reason']}",
     "gang.formed": _formed,
+    "gang.resized": lambda f, w: f"{f['role']} is to have {f['size']} ranks",
+    "attempt.suspected": lambda f, w: f"{w} is suspected to hang: {f['reason']}",
+    "attempt.evidence": _evidence,
+    "fault.injected": fault_sentence,
     "attempt.planned": _planned,
     "attempt.released": lambda f, w: f"{w}: the spare joins generation {f['generation']}",
     "attempt.started": _started,
@@ -168,7 +201,9 @@ _SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
     "attempt.stopping": _stopping,
     "attempt.exited": _exited,
     "run.stop_requested": lambda f, w: (
-        f"{'kill' if f.get('hard') else 'stop'} requested: {f.get('reason') or 'by a client'}"
+        f"the run cannot succeed: {f['reason']}"
+        if f.get("declared")
+        else f"{'kill' if f.get('hard') else 'stop'} requested: {f.get('reason') or 'by a client'}"
     ),
     "run.ended": _ended,
     "runs.forgotten": lambda f, w: f"{len(f['runs'])} runs that ended long ago were forgotten",

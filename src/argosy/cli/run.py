@@ -13,6 +13,7 @@ from argosy.cli.arguments import Arguments
 from argosy.cli.program import Program, read_program
 from argosy.cli.progress import Progress
 from argosy.cli.shield import Shield
+from argosy.config.warmth import DEFAULT_PRELOAD
 from argosy.control.home import Cluster, open_cluster
 from argosy.control.submission import (
     RunHandle,
@@ -102,8 +103,8 @@ def _imports(spec: dict[str, Any]) -> str:
     names: list[str] = []
     for role in spec["roles"].values():
         if (role.get("script") or role.get("module")) and role.get("warm", True):
-            names += role.get("preload", ["torch", "torch.distributed"])
-    return ", ".join(dict.fromkeys(names))
+            names += role.get("preload", DEFAULT_PRELOAD)
+    return ", ".join(name for name in dict.fromkeys(names) if not name.endswith("?"))
 
 
 def _warn_of_lost_variables(sent: dict[str, str]) -> None:

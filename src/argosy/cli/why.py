@@ -143,6 +143,7 @@ def _evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[str]:
     if unsaid:
         lines.append(f"  {paint('last output', 'dim')}:")
         lines += [f"    {paint('|', 'dim')} {line}" for line in unsaid[-4:]]
+    lines += _stacks(cause, paint)
     if path:
         lines.append(f"  {paint('log', 'dim')}: {path}")
     if cause.how == "fork" and not shown and (cause.exit or {}).get("signal") in _CRASHES:
@@ -150,6 +151,33 @@ def _evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[str]:
     if shown and shown[-1].startswith(_NEED_INPUT):
         lines.append("  fix: stdin is empty; `argosy run --tty` gives one process a terminal")
     return lines
+
+
+def _stacks(cause: Attempt, paint: Paint) -> list[str]:
+    """Where its gang stood when it was suspected, odd ones first."""
+    found = read_stacks(cause.evidence)
+    if not found:
+        return []
+    from argosy.analyze.stackgroups import group_stacks
+    from argosy.cli.stacks import render_group
+
+    lines = [f"  {paint('stacks when it was suspected', 'dim')}: {cause.evidence}"]
+    for group in group_stacks(found):
+        block = render_group(group, len(found), paint, show_all=False)
+        lines += [f"    {line}" for line in block.splitlines()]
+    return lines
+
+
+def read_stacks(path: str) -> list[dict[str, Any]]:
+    """The stacks in a file of evidence; none when there is no such file."""
+    if not path:
+        return []
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: list[dict[str, Any]] = json.load(file)["stacks"]
+            return found
+    except (OSError, ValueError, KeyError):
+        return []
 
 
 def is_same_error(one: Attempt, other: Attempt) -> bool:
@@ -229,6 +257,7 @@ def _incident_json(view: dict[str, Any], incident: Incident) -> dict[str, Any]:
         "stopped": [_attempt_json(attempt) for attempt in incident.stopped],
         "then": incident.remedy,
         "error": (incident.cause.exit or {}).get("error", ""),
+        "evidence": incident.cause.evidence,
         "log": path,
         "last_lines": tail,
     }

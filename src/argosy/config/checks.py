@@ -143,7 +143,7 @@ def _check_counts(where: str, role: RoleSpec) -> None:
 
 def _check_limits(where: str, role: RoleSpec) -> None:
     for field in ("cpu_request", "memory_request_bytes", "grace_seconds", "hang_seconds"):
-        _at_least(f"{where}.{field}", getattr(role, field), 0)
+        _at_least(f"{where}.{field}", getattr(role, field) or 0, 0)
     _at_least(f"{where}.log_bytes", role.log_bytes, 1)
     if role.threads is not None:
         _at_least(f"{where}.threads", role.threads, 1)

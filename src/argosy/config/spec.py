@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from argosy.config.warmth import DEFAULT_PRELOAD
+
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 Restart = Literal["permanent", "transient", "temporary"]
 
@@ -75,8 +77,8 @@ class RoleSpec(_Spec, frozen=True, kw_only=True):
     """Arguments of script or module."""
     python: str | None = None
     """Interpreter of script and module; default: the submitter's."""
-    preload: list[str] = msgspec.field(default_factory=lambda: ["torch", "torch.distributed"])
-    """What the warm parent imports before it forks."""
+    preload: list[str] = msgspec.field(default_factory=lambda: list(DEFAULT_PRELOAD))
+    """What the warm parent imports before it forks; a name that ends with `?` only where it can be imported."""
     warm: bool = True
     """False: always start by exec."""
 
@@ -116,7 +118,8 @@ class RoleSpec(_Spec, frozen=True, kw_only=True):
     budget: Budget = Budget()
     backoff: Backoff = Backoff()
     stop_signal: str = "SIGTERM"
-    grace_seconds: float = 10.0
+    grace_seconds: float | None = None
+    """Between the stop signal and the end of the whole tree; default: 10, and 30 for members that joined, which may save."""
     hang_seconds: float = 0.0
     """A member that reports steps and then none for so long is killed as hung; 0: not watched."""
     log_bytes: int = 1 << 30

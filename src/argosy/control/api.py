@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from argosy.control.faults import FaultOrder
 from argosy.control.views import RunView
-from argosy.protocol.facts import Event
+from argosy.protocol.facts import Event, FaultInjected
 from argosy.telemetry.logs import Line
 
 Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
@@ -76,6 +77,21 @@ class StopBody(Shape, frozen=True, kw_only=True):
     reason: str = ""
     role: str | None = None
     index: Index | None = None
+
+
+class ScaleBody(Shape, frozen=True, kw_only=True):
+    """How many members a gang should have."""
+
+    size: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+    role: str | None = None
+    restart: bool = False
+    """Also when its program cannot re-form in place: all ranks are then restarted."""
+
+
+class FaultsBody(Shape, frozen=True, kw_only=True):
+    """What to break on purpose, all or nothing."""
+
+    faults: Annotated[list[FaultOrder], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class SignalBody(Shape, frozen=True, kw_only=True):
@@ -169,6 +185,12 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """An accepted command; its outcome will be in the log."""
 
     command: str
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """Faults as they are in the log."""
+
+    faults: list[FaultInjected]
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

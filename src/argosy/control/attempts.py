@@ -10,7 +10,7 @@ from typing import Literal
 
 from argosy.config.spec import Restart, RoleSpec
 from argosy.control.restarts import History, Life, classify, policy_of
-from argosy.protocol.facts import AttemptExited, FailureClass
+from argosy.protocol.facts import AttemptExited, FailureClass, FaultInjected
 
 End = Literal["", "asked", "well", "failed"]
 
@@ -39,6 +39,12 @@ class Attempt:
     joined: int | None = None
     """Generation it joined last; None: the program does not know Argosy."""
     step: int | None = None
+    suspected_at: float | None = None
+    """When a peer said that it hangs; it is killed when the evidence is kept, or could not be had in time."""
+    suspicion: str = ""
+    has_evidence: bool = False
+    faults: list[FaultInjected] = field(default_factory=list)
+    """What it was told to break in itself."""
     reform: bool = False
     """It was a member before: told to re-form, not launched, in its present generation."""
     stopping: Literal["", "term", "kill"] = ""
@@ -57,9 +63,9 @@ class Attempt:
         return self.exit is None
 
     @property
-    def can_reform(self) -> bool:
-        """Alive, not told to end, and its program can take part in a new generation in place."""
-        return self.exit is None and not self.stopping and self.joined is not None
+    def is_suspect(self) -> bool:
+        """It is about to be killed as hung."""
+        return self.exit is None and not self.stopping and self.suspected_at is not None
 
     def conclude(self, exit: AttemptExited, seq: int, at: float) -> None:
         """Fold its exit. What ended before it was told to, ended by itself (exits of one failure arrive in any order)."""
@@ -120,6 +126,17 @@ class Role:
     formed_at: float = 0.0
     dropped: set[int] = field(default_factory=set)
     """Indices the gang goes on without."""
+    size: int = 0
+    """How many members the gang should have: the spec's count until somebody changes it."""
+    is_resizing: bool = False
+    """The present generation has another size than was asked for."""
+    resized_by: str = ""
+    """The command that asked last, and for how many."""
+    asked_size: int = 0
+    can_join: bool = False
+    """All members of a generation have joined: whoever is started later will, too."""
+    orphans: dict[int, list[FaultInjected]] = field(default_factory=dict)
+    """rank -> faults told to a process that ended before their time; its successor is told."""
     is_observable: bool = False
     has_started: bool = False
 
@@ -128,7 +145,19 @@ class Role:
         """A role before anything has happened."""
         total = spec.count + (spec.spares if spec.gang else 0)
         processes = [Process(index) for index in range(total)]
-        return cls(name, spec, policy_of(spec), processes, is_observable=spec.ready is not None)
+        return cls(
+            name,
+            spec,
+            policy_of(spec),
+            processes,
+            size=spec.count,
+            is_observable=spec.ready is not None,
+        )
+
+    def can_reform(self, attempt: Attempt) -> bool:
+        """Alive, neither told to end nor suspected, and its program takes part in a new generation in place."""
+        is_well = attempt.exit is None and not attempt.stopping and attempt.suspected_at is None
+        return is_well and (attempt.joined is not None or (self.can_join and not attempt.parked))
 
     def alive(self) -> list[Attempt]:
         """All attempts that are not reaped."""
@@ -143,7 +172,7 @@ class Role:
     @property
     def least(self) -> int:
         """Fewest members a gang goes on with."""
-        return self.spec.min if self.spec.min is not None else self.spec.count
+        return self.spec.min if self.spec.min is not None else self.size
 
     @property
     def is_closed(self) -> bool:

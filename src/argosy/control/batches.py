@@ -83,6 +83,11 @@ def reform_frame(attempt: str, reform: dict[str, Any], store: dict[str, Any]) ->
     return {"type": "tell", "attempt": attempt, "message": message}
 
 
+def fault_frame(attempt: str, fault: dict[str, Any]) -> Frame:
+    """Tell a member what to break in itself."""
+    return {"type": "tell", "attempt": attempt, "message": fault}
+
+
 def stop_frame(attempt: str, launch: Launch | None) -> Frame:
     """Stop signal, then after the grace the whole tree."""
     return {

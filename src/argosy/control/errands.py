@@ -141,7 +141,7 @@ class Errands:
             if pid:
                 launch = self._roster.launches.get(attempt)
                 targets.append(Target(attempt, pid, launch.stderr if launch else ""))
-        return {"stacks": await take_stacks(targets)}
+        return {"stacks": await take_stacks(targets, seconds=data.get("seconds"))}
 
     async def _exec(self, data: Data) -> Data:
         target = str(data["attempt"])

@@ -15,6 +15,7 @@ from typing import Any
 from argosy.control.batches import (
     Frame,
     Key,
+    fault_frame,
     group_key,
     reform_frame,
     release_frame,
@@ -70,6 +71,7 @@ class _Local:
     """term or kill: what the keeper was told"""
     is_released: bool = False
     reformed: int = 0
+    faults_told: set[int] = field(default_factory=set)
     is_probed: bool = False
     is_watched: bool = False
     step_at: float | None = None
@@ -137,6 +139,7 @@ class HostSide:
             if local.state != "exited":
                 local.state = state
             local.told, local.is_released, local.reformed = "", False, 0
+            local.faults_told.clear()
             self._touched[name] = None
         if self.is_connected:
             self._greet(now)
@@ -174,6 +177,8 @@ class HostSide:
                 local = self._attempts.get(name)
                 if local is not None and local.state == "spawning":
                     self._never_started(local, error)
+        elif kind == "tell" and not is_ok:
+            self._not_told(now, *what)
         elif kind == "reserve" and what in self._runs:
             if is_ok:
                 data = {"ports": reply.get("ports", {}), "keeper": self.keeper}
@@ -363,6 +368,16 @@ class HostSide:
             del self._stores[key]
             self._later.update(dict.fromkeys(members, now + RESEND_SECONDS))
 
+    def _not_told(self, now: float, attempt: str, generation: int, fault: int) -> None:
+        """It has no link yet, or not at the moment: it is told when it speaks, or after a while."""
+        local = self._attempts.get(attempt)
+        if local is None or local.state not in _ALIVE:
+            return
+        if local.reformed == generation:
+            local.reformed = 0
+        local.faults_told.discard(fault)
+        self._later[attempt] = now + RESEND_SECONDS
+
     def _never_started(self, local: _Local, error: str) -> None:
         local.state = "exited"
         self._touched[local.attempt] = None
@@ -427,9 +442,15 @@ class HostSide:
             store = self._store(launch)
             if store is not None and local.state == "running":
                 local.reformed = want.reform["generation"]
-                self._ask(reform_frame(local.attempt, want.reform, store), "tell", local.attempt)
+                what = (local.attempt, local.reformed, 0)
+                self._ask(reform_frame(local.attempt, want.reform, store), "tell", what)
         if local.state != "running":
             return
+        for fault in want.faults:
+            if fault["number"] not in local.faults_told:
+                local.faults_told.add(fault["number"])
+                what = (local.attempt, -1, fault["number"])
+                self._ask(fault_frame(local.attempt, fault), "tell", what)
         if want.progressed and local.step_at is None:
             local.step_at = now
         if local.step_at is not None and launch.hang_seconds:

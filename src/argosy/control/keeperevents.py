@@ -13,6 +13,7 @@ from argosy.control.identity import is_attempt
 from argosy.protocol.messages import Observed
 
 MOST_TEXT = 4096
+MOST_REASON = 8 << 10
 _OF_EXIT = ("code", "signal", "is_oom", "error", "swept", "at")
 
 
@@ -64,6 +65,16 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
     if says == "join" and _is_number(generation):
         data = {"generation": generation}
         return Observed(number=number, kind="joined", attempt=attempt, run=run, data=data)
+    if says == "suspect" and _is_number(generation) and _is_number(message.get("rank")):
+        data = {
+            "rank": message["rank"],
+            "generation": generation,
+            "reason": _text(message.get("reason") or "")[:MOST_REASON],
+        }
+        return Observed(number=number, kind="suspected", attempt=attempt, run=run, data=data)
+    if says == "fail":
+        reason = {"reason": _text(message.get("reason") or "")[:MOST_REASON]}
+        return Observed(number=number, kind="gave_up", attempt=attempt, run=run, data=reason)
     if says == "error":
         text = {"level": "error", "text": _text(message.get("text", ""))[:MOST_TEXT]}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=text)

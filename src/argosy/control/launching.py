@@ -12,10 +12,13 @@ import msgspec
 
 from argosy.config.spec import RoleSpec
 from argosy.control.attempts import Attempt, Role
+from argosy.control.faults import message_of
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_of
 from argosy.control.supervisor import Supervisor
 from argosy.protocol.messages import Launch, Reserve, Want, Wants
+
+GRACE_SECONDS, JOINED_GRACE_SECONDS = 10.0, 30.0
 
 
 def wants_of(state: HostWants, runs: dict[str, Supervisor], runs_directory: str) -> Wants:
@@ -45,6 +48,26 @@ def wants_of(state: HostWants, runs: dict[str, Supervisor], runs_directory: str)
     )
 
 
+def unlaunchable(
+    state: HostWants,
+    runs: dict[str, Supervisor],
+    runs_directory: str,
+    errors: tuple[type[Exception], ...],
+) -> list[tuple[Supervisor, str]]:
+    """The runs of which no want can be made, each once, and why."""
+    found: dict[str, tuple[Supervisor, str]] = {}
+    for name, version in state.changed_since(state.sent)[0]:
+        supervisor = runs.get(run_of(name))
+        attempt = supervisor.attempts.get(name) if supervisor is not None else None
+        if supervisor is None or attempt is None or supervisor.run in found:
+            continue
+        try:
+            want_of(supervisor, attempt, version, runs_directory)
+        except errors as error:
+            found[supervisor.run] = (supervisor, f"{name}: {error!r}")
+    return list(found.values())
+
+
 def want_of(supervisor: Supervisor, attempt: Attempt, version: int, runs_directory: str) -> Want:
     """What the attempt's host should make of it now."""
     if not attempt.is_alive:
@@ -66,6 +89,7 @@ def want_of(supervisor: Supervisor, attempt: Attempt, version: int, runs_directo
         state="running",
         launch=launch,
         reform=reform,
+        faults=[message_of(fault) for fault in attempt.faults],
         progressed=attempt.step is not None,
     )
 
@@ -109,7 +133,7 @@ def launch_of(supervisor: Supervisor, attempt: Attempt, runs_directory: str) -> 
         secret_blobs={name: submitted.secret_blobs[name] for name in spec.secrets},
         error_file=error_file,
         stop_signal=spec.stop_signal,
-        grace_seconds=spec.grace_seconds,
+        grace_seconds=_grace(spec, attempt),
         log_bytes=spec.log_bytes,
         probe=None if spec.ready is None else msgspec.to_builtins(spec.ready),
         hang_seconds=spec.hang_seconds,
@@ -140,6 +164,13 @@ def _threads(supervisor: Supervisor, spec: RoleSpec) -> int | None:
         return spec.threads
     is_set = "OMP_NUM_THREADS" in spec.env or "OMP_NUM_THREADS" in supervisor.submitted.env_names
     return 1 if spec.gang and spec.count > 1 and not is_set else None
+
+
+def _grace(spec: RoleSpec, attempt: Attempt) -> float:
+    """A member that joined holds state and saves it when it is stopped; others have little to finish."""
+    if spec.grace_seconds is not None:
+        return spec.grace_seconds
+    return JOINED_GRACE_SECONDS if attempt.joined is not None else GRACE_SECONDS
 
 
 def _own_ports(supervisor: Supervisor, attempt: Attempt) -> dict[str, int]:

@@ -20,14 +20,23 @@ from argosy.control.restarts import (
 )
 from argosy.protocol.facts import FailureClass, GenerationFormed
 
-__all__ = ["Decision", "decide", "fold_generation", "why_impossible"]
+__all__ = [
+    "Decision",
+    "decide",
+    "fold_generation",
+    "free_indices",
+    "is_ending",
+    "why_impossible",
+]
 
 
 @dataclass(slots=True)
 class Decision:
-    """What a gang needs next; at most one of stop, give_up, members, or start and park."""
+    """What a gang needs next; at most one of stop and kill, give_up, members, or start and park."""
 
     stop: list[Attempt] = field(default_factory=list)
+    kill: list[Attempt] = field(default_factory=list)
+    """Members that the gang is to go on without: nothing of theirs is needed any more."""
     give_up: str = ""
     cause: str = ""
     members: list[int] | None = None
@@ -50,7 +59,7 @@ def decide(role: Role, run: str) -> Decision:
     broken = [a for a in _members(role) if not a.is_alive and a.end != "well"]
     if not broken and role.policy == "permanent" and _has_ended(role):
         return _begin_again(role, run)
-    if not broken and not _has_vacancy(role):
+    if not broken and not _has_vacancy(role) and not _should_resize(role):
         return Decision(park=_missing_spares(role))
     return _heal(role, broken, run)
 
@@ -69,7 +78,7 @@ def _has_ended(role: Role) -> bool:
 
 def _begin_again(role: Role, run: str) -> Decision:
     """A permanent gang ended well: it is started again, later and later if it ends too soon."""
-    members = [index for index in role.members if not role.processes[index].retired]
+    members = _resized(role, [i for i in role.members if not role.processes[i].retired])
     if not members:
         return Decision()
     backoff = role.spec.backoff
@@ -79,6 +88,36 @@ def _begin_again(role: Role, run: str) -> Decision:
     return Decision(
         members=members, not_before=last.exited_at + wait, reason="ended well; permanent"
     )
+
+
+def _should_resize(role: Role) -> bool:
+    """Another size was asked for, and the gang is not about to end well."""
+    return role.is_resizing and not is_ending(role)
+
+
+def is_ending(role: Role) -> bool:
+    """A member has finished its work: the others are about to."""
+    return any(attempt.end == "well" for attempt in _members(role))
+
+
+def _resized(role: Role, members: list[int]) -> list[int]:
+    """The members with those cut off that have the highest ranks, or with more of them, as was asked for."""
+    if not role.is_resizing:
+        return members
+    return members[: role.size] + free_indices(role)[: max(0, role.size - len(members))]
+
+
+def free_indices(role: Role) -> list[int]:
+    """Processes that a gang that grows may start: those it went on without, and those that were added."""
+    own = role.spec.count + role.spec.spares
+    return [
+        process.index
+        for process in role.processes
+        if process.index not in role.members
+        and not process.retired
+        and process.alive is None
+        and (process.index >= own or process.index in role.dropped)
+    ]
 
 
 def _has_vacancy(role: Role) -> bool:
@@ -133,28 +172,34 @@ def _was_dropped(role: Role, index: int) -> bool:
 
 
 def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
-    members = _members(role)
-    failed = [a for a in broken if a.end == "failed"]
-    cause = _cause(failed)
-    survivors = {a.index for a in members if a.can_reform}
     remaining = [i for i in role.members if not role.processes[i].retired]
-    least, is_closed = role.least, role.is_closed
+    staying = _resized(role, remaining)
+    removed = set(remaining) - set(staying)
+    failed = [a for a in broken if a.end == "failed" and a.index not in removed]
+    cause = _cause(failed)
     why = _why(cause)
-    leaving = [a for a in members if a.is_alive and (is_closed or a.index not in survivors)]
+    leaving = _leaving(role, removed)
     if leaving:
         who = f"{role.name}/{cause.index} " if cause is not None else ""
+        size = f"resized to {len(staying)}" if role.is_resizing and cause is None else ""
         return Decision(
-            stop=[a for a in leaving if not a.stopping], reason=f"the gang re-forms: {who}{why}"
+            kill=[a for a in leaving if a.index in removed],
+            # A suspect is killed as soon as the evidence is kept.
+            stop=[
+                a for a in leaving if a.index not in removed and not a.stopping and not a.is_suspect
+            ],
+            reason=size or f"the gang re-forms: {who}{why}",
         )
-    if is_closed:
+    if role.is_closed:
         return Decision()  # too few are left by a person's command: the role is over
     if cause is None or cause.failure is None or cause.exit is None:
-        return Decision(members=remaining, reason="started again with the rest")
+        size = f"resized from {len(role.members)} to {len(staying)}" if role.is_resizing else ""
+        return Decision(members=staying, reason=size or "started again with the rest")
     tally = _tally(role, cause, cause.failure)
     given_up = why_given_up(role.spec, cause.failure, tally, role.is_observable)
     if given_up:
-        smaller = [i for i in remaining if i != cause.index]
-        if len(smaller) < max(1, least):
+        smaller = _resized(role, [i for i in remaining if i != cause.index])
+        if len(smaller) < max(1, role.least):
             return Decision(give_up=f"{role.name}/{cause.index} {why}; {given_up}", cause=cause.id)
         reason = f"goes on with {len(smaller)} of {len(remaining)}: {given_up}"
         return Decision(members=smaller, reason=reason)
@@ -162,10 +207,20 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
     last = max(a.exited_at for a in broken)
     key = (run, role.name, role.generation)
     return Decision(
-        members=_with_spares(role, remaining, failed),
+        members=_with_spares(role, staying, failed),
         not_before=last + wait_seconds(role.spec.backoff, row, *key),
         reason=f"{role.name}/{cause.index} {why}",
     )
+
+
+def _leaving(role: Role, removed: set[int]) -> list[Attempt]:
+    """Members that are alive and have no place in the next generation as they are."""
+    return [
+        attempt
+        for attempt in _members(role)
+        if attempt.is_alive
+        and (role.is_closed or attempt.index in removed or not role.can_reform(attempt))
+    ]
 
 
 def _cause(failed: list[Attempt]) -> Attempt | None:
@@ -217,7 +272,7 @@ def why_impossible(role: Role, fact: GenerationFormed) -> str:
         return f"members {fact.members} of {role.name} are not distinct"
     staying = set(fact.members)
     for attempt in role.alive():
-        is_survivor = attempt.can_reform and attempt.index in staying
+        is_survivor = role.can_reform(attempt) and attempt.index in staying
         if not attempt.parked and not is_survivor:
             return f"generation {fact.generation} of {role.name} before {attempt.id} was reaped"
     return ""
@@ -233,6 +288,8 @@ def fold_generation(role: Role, fact: GenerationFormed, at: float) -> None:
         # Smaller than before: what left does not come back as a spare either.
         if len(fact.members) < len(role.members):
             role.dropped |= set(role.members) - set(fact.members)
+    role.dropped -= set(fact.members)
+    role.size, role.is_resizing = len(fact.members), False
     role.generation, role.members, role.formed_at = fact.generation, list(fact.members), at
     for rank, index in enumerate(fact.members):
         attempt = role.processes[index].alive

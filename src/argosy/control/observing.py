@@ -20,11 +20,13 @@ from argosy.protocol.facts import (
     AttemptReady,
     AttemptStarted,
     AttemptStopping,
+    AttemptSuspected,
     Fact,
     FailureClass,
     Note,
     PortsRefused,
     PortsReserved,
+    StopRequested,
 )
 from argosy.protocol.messages import Hello, Observed
 
@@ -46,6 +48,10 @@ def facts_of(
         return []
     if not attempt.is_alive:
         return _unwanted(supervisor, observed) if observed.kind == "started" else []
+    if observed.kind == "suspected":
+        return _suspected(supervisor, attempt, observed.data)
+    if observed.kind == "gave_up":
+        return _gave_up(supervisor, attempt, observed.data)
     return _of_living(supervisor.run, attempt, observed, now)
 
 
@@ -74,6 +80,47 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
         case "exited":
             return [_exited(run, attempt, data, now)]
     return []
+
+
+def _suspected(supervisor: Supervisor, by: Attempt, data: dict[str, Any]) -> list[Fact]:
+    """A member accuses another one; only of the present generation, and each is suspected once."""
+    role = supervisor.roles[by.role]
+    rank, generation = int(data["rank"]), int(data["generation"])
+    if supervisor.stop is not None or generation != role.generation or rank >= len(role.members):
+        return []
+    suspect = role.processes[role.members[rank]].alive
+    if suspect is None or suspect is by or suspect.generation != generation:
+        return []
+    if suspect.stopping or suspect.suspected_at is not None or suspect.started_at is None:
+        return []
+    reason = str(data.get("reason") or "a peer says that it hangs")
+    return [
+        AttemptSuspected(
+            attempt=suspect.id,
+            run=supervisor.run,
+            by=by.id,
+            generation=generation,
+            reason=reason,
+        )
+    ]
+
+
+def _gave_up(supervisor: Supervisor, by: Attempt, data: dict[str, Any]) -> list[Fact]:
+    """A program knows that its run cannot succeed: it ends as failed, without another start."""
+    if supervisor.stop is not None:
+        return []
+    reason = str(data.get("reason") or "its program gave up")
+    who = f"rank {by.rank}" if by.rank is not None else f"{by.role}/{by.index}"
+    return [
+        StopRequested(
+            run=supervisor.run,
+            hard=False,
+            reason=f"{who}: {reason}",
+            failed=True,
+            cause=by.id,
+            declared=True,
+        )
+    ]
 
 
 def _exited(run: str, attempt: Attempt, data: dict[str, Any], now: float) -> AttemptExited:

@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from argosy.config.checks import start_order
 from argosy.control import membership
 from argosy.control.attempts import Attempt, Process, Role
+from argosy.control.faults import left_over
 from argosy.errors import InvariantError
 from argosy.protocol.facts import (
     AttemptExited,
@@ -23,9 +26,13 @@ from argosy.protocol.facts import (
     AttemptReleased,
     AttemptStarted,
     AttemptStopping,
+    AttemptSuspected,
     CommandAccepted,
     CommandDone,
     Event,
+    EvidenceKept,
+    FaultInjected,
+    GangResized,
     GenerationFormed,
     Note,
     PortsRefused,
@@ -116,6 +123,19 @@ class RunState:
             raise self._impossible(problem)
         membership.fold_generation(role, fact, event.at)
 
+    def _fold_resized(self, event: Event, fact: GangResized) -> None:
+        role = self.roles[fact.role]
+        if self.admitted is None or not role.generation:
+            raise self._impossible(f"{fact.role} was resized before it was started")
+        for host in fact.hosts:
+            role.processes.append(Process(len(role.processes), host))
+        places = {**self.admitted.hosts}
+        places[fact.role] = [*places[fact.role], *fact.hosts]
+        self.admitted = RunAdmitted(run=self.run, hosts=places)
+        role.size = role.asked_size = fact.size
+        role.resized_by = fact.command
+        role.is_resizing = fact.size != len(role.members)
+
     def _fold_planned(self, event: Event, fact: AttemptPlanned) -> None:
         process = self.roles[fact.role].processes[fact.index]
         if process.alive is not None:
@@ -160,12 +180,36 @@ class RunState:
         self.roles[attempt.role].is_observable = True
 
     def _fold_joined(self, event: Event, fact: AttemptJoined) -> None:
-        self._living(fact.attempt).joined = fact.generation
+        attempt = self._living(fact.attempt)
+        attempt.joined = fact.generation
+        role = self.roles[attempt.role]
+        if not role.can_join:
+            members = [process.current for process in role.wanted()]
+            role.can_join = all(each is not None and each.joined is not None for each in members)
 
     def _fold_progressed(self, event: Event, fact: AttemptProgressed) -> None:
         attempt = self._living(fact.attempt)
         attempt.step = fact.step
         self.roles[attempt.role].is_observable = True
+
+    def _fold_suspected(self, event: Event, fact: AttemptSuspected) -> None:
+        attempt = self._living(fact.attempt)
+        if attempt.suspected_at is not None:
+            raise self._impossible(f"{fact.attempt} was suspected twice")
+        attempt.suspected_at, attempt.suspicion = event.at, fact.reason
+
+    def _fold_evidence(self, event: Event, fact: EvidenceKept) -> None:
+        self._attempt(fact.attempt).has_evidence = True
+
+    def _fold_fault(self, event: Event, fact: FaultInjected) -> None:
+        if not fact.is_told:
+            return
+        self._living(fact.attempt).faults.append(fact)
+        for rank, waiting in list(self.roles[fact.role].orphans.items()):
+            left = [each for each in waiting if each.number != fact.number]
+            self.roles[fact.role].orphans[rank] = left
+            if not left:
+                del self.roles[fact.role].orphans[rank]
 
     def _fold_stopping(self, event: Event, fact: AttemptStopping) -> None:
         attempt = self._living(fact.attempt)
@@ -181,6 +225,9 @@ class RunState:
         attempt.conclude(fact, event.seq, event.at)
         role = self.roles[attempt.role]
         process = role.processes[attempt.index]
+        left = left_over(attempt.faults)
+        if left and attempt.rank is not None:
+            role.orphans[attempt.rank] = role.orphans.get(attempt.rank, []) + left
         is_member = role.spec.gang and not attempt.parked
         if is_member or attempt.failure is None:
             return  # a gang's failures are counted once for each generation, when the next is formed
@@ -191,11 +238,8 @@ class RunState:
     def _fold_stop(self, event: Event, fact: StopRequested) -> None:
         was = self.stop
         if was is None or fact.hard > was.hard:
-            failed, cause = (was.failed, was.cause) if was else (fact.failed, fact.cause)
-            reason = was.reason if was else fact.reason
-            self.stop = StopRequested(
-                run=fact.run, hard=fact.hard, reason=reason, failed=failed, cause=cause
-            )
+            # The first reason is the reason; later ones only make it harder.
+            self.stop = fact if was is None else msgspec.structs.replace(was, hard=fact.hard)
 
     def _fold_ended(self, event: Event, fact: RunEnded) -> None:
         if any(role.alive() for role in self.order):
@@ -214,6 +258,8 @@ class RunState:
 
     def _fold_accepted(self, event: Event, fact: CommandAccepted) -> None:
         self.commands[fact.command] = (fact.verb, fact.target)
+        if fact.verb not in ("stop", "kill"):
+            return
         for process in self.targets(fact.target):
             process.retired = "kill" if fact.verb == "kill" else process.retired or "term"
 
@@ -269,12 +315,16 @@ _FOLDS: dict[type, Callable[[RunState, Event, Any], None]] = {
     PortsReserved: RunState._fold_ports,
     PortsRefused: RunState._fold_refused,
     GenerationFormed: RunState._fold_formed,
+    GangResized: RunState._fold_resized,
     AttemptPlanned: RunState._fold_planned,
     AttemptReleased: RunState._fold_released,
     AttemptStarted: RunState._fold_started,
     AttemptReady: RunState._fold_ready,
     AttemptJoined: RunState._fold_joined,
     AttemptProgressed: RunState._fold_progressed,
+    AttemptSuspected: RunState._fold_suspected,
+    EvidenceKept: RunState._fold_evidence,
+    FaultInjected: RunState._fold_fault,
     AttemptStopping: RunState._fold_stopping,
     AttemptExited: RunState._fold_exited,
     StopRequested: RunState._fold_stop,

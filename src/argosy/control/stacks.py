@@ -38,26 +38,40 @@ class Target:
         self.stderr = stderr
 
 
-async def take_stacks(targets: list[Target]) -> list[Stack]:
-    """The stacks of all targets, a few at a time; one that cannot be had says why."""
+async def take_stacks(targets: list[Target], *, seconds: float | None = None) -> list[Stack]:
+    """The stacks of all targets, a few at a time; one that cannot be had, or not in time, says why."""
     turn = asyncio.Semaphore(_AT_ONCE)
 
     async def take(target: Target) -> Stack:
         async with turn:
             return await _take(target)
 
-    return list(await asyncio.gather(*(take(target) for target in targets)))
+    tasks = [asyncio.create_task(take(target)) for target in targets]
+    if not tasks:
+        return []
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    return [
+        _blank(target, error=f"no stack within {seconds:g} s") if task in late else task.result()
+        for target, task in zip(targets, tasks, strict=True)
+    ]
 
 
-async def _take(target: Target) -> Stack:
-    stack: Stack = {
+def _blank(target: Target, *, error: str = "") -> Stack:
+    return {
         "attempt": target.attempt,
         "pid": target.pid,
         "state": process_state(target.pid),
         "source": "py-spy",
         "threads": [],
-        "error": "",
+        "error": error,
     }
+
+
+async def _take(target: Target) -> Stack:
+    stack = _blank(target)
     threads, error = await _by_py_spy(target.pid)
     if threads:
         return {**stack, "threads": threads}

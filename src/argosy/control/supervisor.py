@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from argosy.control import membership
 from argosy.control.attempts import Attempt, Process, Role
 from argosy.control.identity import attempt_id
@@ -30,6 +32,7 @@ from argosy.protocol.facts import (
     CommandDone,
     Event,
     Fact,
+    FaultInjected,
     GenerationFormed,
     RunEnded,
     StopRequested,
@@ -37,6 +40,8 @@ from argosy.protocol.facts import (
 
 # Exits of one failure reach the log in any order within this time.
 TOGETHER_SECONDS = 2.0
+# Stacks of a suspect's gang are waited for so long before it is killed without them.
+EVIDENCE_SECONDS = 1.0
 STOPPED_CODE, KILLED_CODE = 143, 137
 
 
@@ -72,23 +77,82 @@ class Supervisor(RunState):
             return self._wind_down(False, "the run is complete")
         if self.ports_refused is not None:
             return [self._give_up(self.ports_refused.reason, "")]
-        return self._stop_retired() or self._finish_commands() or self._supervise(now)
+        facts = self._stop_retired() or self._finish_commands() or self._pass_faults_on()
+        return facts or self._end_suspects(now) or self._supervise(now)
 
     def _request_stop(self) -> list[Fact]:
         for verb, target in self.commands.values():
             hard = verb == "kill"
+            if verb not in ("stop", "kill"):
+                continue
             if "/" not in target and (self.stop is None or (hard and not self.stop.hard)):
                 return [StopRequested(run=self.run, hard=hard, reason=f"{verb} was asked for")]
         return []
 
     def _finish_commands(self) -> list[Fact]:
         done: list[Fact] = []
-        for command, (_verb, target) in self.commands.items():
+        for command, (verb, target) in self.commands.items():
+            if verb == "scale":
+                outcome = self._outcome_of_scale(command, target)
+                if outcome:
+                    done.append(CommandDone(command=command, outcome=outcome, about=self.run))
+                continue
             is_whole_run = "/" not in target
             alive = any(process.alive for process in self.targets(target))
             if self.ended is not None or (not is_whole_run and not alive):
                 done.append(CommandDone(command=command, outcome="ok", about=self.run))
         return done
+
+    def _outcome_of_scale(self, command: str, target: str) -> str:
+        """What became of a resize; empty: it is under way."""
+        role = self.roles[target.partition("/")[2]]
+        if role.resized_by != command:
+            is_older = bool(role.resized_by) and int(command[1:]) < int(role.resized_by[1:])
+            return "replaced by a later one" if is_older else "interrupted: it was not recorded"
+        members = [process.current for process in role.wanted()]
+        if not role.is_resizing and all(
+            a is not None and a.generation == role.generation and a.started_at is not None
+            for a in members
+        ):
+            has = len(role.members)
+            return "ok" if has == role.asked_size else f"it went on with {has} members"
+        if self.ended is not None:
+            return f"the run {self.ended.outcome} before"
+        return "the gang was about to end" if membership.is_ending(role) else ""
+
+    def _pass_faults_on(self) -> list[Fact]:
+        """Tell whoever has the rank now what a process was told that has ended before."""
+        facts: list[Fact] = []
+        for role in self.order:
+            for rank, waiting in role.orphans.items():
+                index = role.members[rank] if rank < len(role.members) else None
+                attempt = role.processes[index].alive if index is not None else None
+                if attempt is None or attempt.joined is None or attempt.stopping:
+                    continue
+                facts += [_passed_on(fault, attempt) for fault in waiting]
+        return facts
+
+    def _end_suspects(self, now: float) -> list[Fact]:
+        """Kill those that hang in the eyes of a peer, as soon as the evidence is kept or could not be had in time."""
+        facts: list[Fact] = []
+        for role in self.order:
+            for attempt in role.alive():
+                if not attempt.is_suspect:
+                    continue
+                at = (attempt.suspected_at or 0.0) + EVIDENCE_SECONDS
+                if attempt.has_evidence or at <= now:
+                    facts.append(
+                        AttemptStopping(
+                            attempt=attempt.id,
+                            run=self.run,
+                            level="kill",
+                            reason=attempt.suspicion,
+                            failure="hang",
+                        )
+                    )
+                else:
+                    self._deadline = at if self._deadline is None else min(self._deadline, at)
+        return facts
 
     def _stop_retired(self) -> list[Fact]:
         facts: list[Fact] = []
@@ -124,8 +188,10 @@ class Supervisor(RunState):
     def _conclusion(self) -> RunEnded:
         stop = self.stop
         if stop is not None and stop.failed:
-            cause = self._first_cause(stop.cause)
-            code = exit_code(cause) if cause is not None else 1
+            cause = self._first_cause(stop.cause, is_named=stop.declared)
+            # Whoever says that the run cannot succeed may itself end in any way that was asked of it.
+            is_own = cause is not None and not (stop.declared and cause.signal is not None)
+            code = exit_code(cause) if cause is not None and is_own else 1
             return self._end("failed", code, stop.reason, cause.attempt if cause else "")
         if stop is not None:
             return self._end("stopped", KILLED_CODE if stop.hard else STOPPED_CODE, stop.reason)
@@ -142,11 +208,13 @@ class Supervisor(RunState):
             run=self.run, outcome=outcome, exit_code=code, reason=reason, first_cause=cause
         )
 
-    def _first_cause(self, decisive: str) -> AttemptExited | None:
+    def _first_cause(self, decisive: str, *, is_named: bool) -> AttemptExited | None:
         """Among failures close to the decisive one and not healed since: the one that explains them."""
         attempt = self.attempts.get(decisive)
         if attempt is None or attempt.exit is None:
             return None
+        if is_named:
+            return attempt.exit
         near = [attempt.exit]
         for role in self.order:
             for process in role.processes:
@@ -266,8 +334,11 @@ class Supervisor(RunState):
 
     def _decide_gang(self, role: Role, now: float, why: str, is_held: bool) -> list[Fact]:
         decision = membership.decide(role, self.run)
-        if decision.stop:
-            return list(_stopping(self.run, decision.stop, "term", decision.reason))
+        if decision.stop or decision.kill:
+            return [
+                *_stopping(self.run, decision.kill, "kill", decision.reason),
+                *_stopping(self.run, decision.stop, "term", decision.reason),
+            ]
         if decision.give_up:
             return [self._give_up(decision.give_up, decision.cause)]
         if decision.members is None and not decision.start and not decision.park:
@@ -362,6 +433,10 @@ class Supervisor(RunState):
 def _time(attempt: Attempt) -> float:
     assert attempt.exit is not None
     return attempt.exit.at or attempt.exited_at
+
+
+def _passed_on(fault: FaultInjected, attempt: Attempt) -> FaultInjected:
+    return msgspec.structs.replace(fault, attempt=attempt.id, rank=attempt.rank)
 
 
 def _stopping(

@@ -95,7 +95,7 @@ def run_view(supervisor: Supervisor, queue: Queue, runs_directory: str) -> RunVi
                 role=role.name,
                 gang=role.spec.gang,
                 generation=role.generation,
-                count=role.spec.count,
+                count=role.size,
                 processes=[
                     process_view(supervisor, role, process, runs_directory)
                     for process in role.processes
@@ -130,6 +130,7 @@ def process_view(
 ) -> ProcessView:
     """The view of one process, by its newest attempt."""
     attempt = process.current
+    state = process_state(supervisor, role, process)
     output = f"{runs_directory}/{supervisor.run}/logs/{role.name}.{process.index}"
     number = attempt.number if attempt is not None else 0
     exit = attempt.exit if attempt is not None else None
@@ -141,11 +142,11 @@ def process_view(
         run=supervisor.run,
         role=role.name,
         index=process.index,
-        rank=attempt.rank if attempt is not None else None,
+        rank=attempt.rank if attempt is not None and state != "removed" else None,
         host=process.host,
         attempt=attempt.id if attempt is not None else "",
         number=number,
-        state=process_state(supervisor, role, process),
+        state=state,
         waiting=waits.get(f"{role.name}/{process.index}", waits.get(role.name, "")),
         pid=attempt.pid if attempt is not None and attempt.is_alive else 0,
         how=attempt.how if attempt is not None else "",
@@ -168,10 +169,12 @@ def _is_ready(role: Role, attempt: Attempt) -> bool:
 
 
 def process_state(supervisor: Supervisor, role: Role, process: Process) -> str:
-    """waiting, planned, starting, parked, running, ready, stopping or exited."""
+    """waiting, planned, starting, parked, running, ready, stopping, exited, or removed from a gang that goes on."""
     attempt = process.current
     if attempt is None:
         return "waiting" if supervisor.ended is None else "exited"
+    if not attempt.is_alive and process.index in role.dropped:
+        return "removed"
     if not attempt.is_alive:
         waits = supervisor.waits
         is_waiting = f"{role.name}/{process.index}" in waits or role.name in waits

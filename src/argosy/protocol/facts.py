@@ -13,6 +13,8 @@ import msgspec
 from argosy.config.spec import RunSpec
 
 FailureClass = Literal["user", "host", "hang", "preemption"]
+FaultKind = Literal["kill", "stop", "slow", "nan", "raise"]
+FaultPoint = Literal["", "lane", "publish", "vote", "update", "flip", "refresh"]
 Outcome = Literal["succeeded", "failed", "stopped", "cancelled"]
 
 
@@ -42,7 +44,7 @@ class CommandAccepted(Fact, frozen=True, kw_only=True, tag="command.accepted"):
 
     command: str
     verb: str
-    """submit, stop, kill, cancel, exec, signal, drain, …"""
+    """submit, stop, kill, scale, cancel, exec, signal, drain, …"""
     target: str = ""
     about: str = ""
     """The run that it is about; of an array, its first. Its events are kept as long as that run's."""
@@ -114,6 +116,17 @@ class GenerationFormed(Fact, frozen=True, kw_only=True, tag="gang.formed"):
     reason: str
 
 
+class GangResized(Fact, frozen=True, kw_only=True, tag="gang.resized"):
+    """A person wants another number of members; the next generation has it."""
+
+    run: str
+    role: str
+    size: int
+    hosts: list[str] = []
+    """Where the processes live that the role has from now on in addition, in order of index."""
+    command: str = ""
+
+
 class AttemptPlanned(Fact, frozen=True, kw_only=True, tag="attempt.planned"):
     """One start of one process was decided. Durable before anything is started."""
 
@@ -176,6 +189,49 @@ class AttemptProgressed(Fact, frozen=True, kw_only=True, tag="attempt.progressed
     step: int
 
 
+class AttemptSuspected(Fact, frozen=True, kw_only=True, tag="attempt.suspected"):
+    """A peer says that this member hangs: stacks of the gang are taken, then it is killed as hung."""
+
+    attempt: str
+    run: str
+    by: str
+    """The attempt that said so."""
+    generation: int
+    reason: str
+
+
+class EvidenceKept(Fact, frozen=True, kw_only=True, tag="attempt.evidence"):
+    """Stacks of a suspect and of its gang, taken before it was killed."""
+
+    attempt: str
+    run: str
+    path: str = ""
+    """In the run's directory; empty: they could not be had."""
+    error: str = ""
+
+
+class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault.injected"):
+    """Somebody breaks something on purpose: at once, or a rank is told to break itself at a step."""
+
+    run: str
+    number: int
+    """Of the run's faults; a rank that was told twice knows it by this."""
+    fault: FaultKind
+    part: str = ""
+    """keeper, agent, controller or zygote; empty: a rank."""
+    attempt: str = ""
+    role: str = ""
+    rank: int | None = None
+    step: int | None = None
+    point: FaultPoint = ""
+    seconds: float = 0.0
+
+    @property
+    def is_told(self) -> bool:
+        """The rank injects it itself; else it is carried out at once."""
+        return not self.part and (self.step is not None or self.fault not in ("kill", "stop"))
+
+
 class AttemptStopping(Fact, frozen=True, kw_only=True, tag="attempt.stopping"):
     """It was told to end: `term` = stop signal then, after the grace, the whole tree; `kill` = the tree at once."""
 
@@ -215,6 +271,8 @@ class StopRequested(Fact, frozen=True, kw_only=True, tag="run.stop_requested"):
     """A policy gave the run up: it ends as failed."""
     cause: str = ""
     """with failed: the attempt that decided it"""
+    declared: bool = False
+    """with failed: the cause's own program said that the run cannot succeed."""
 
 
 class RunEnded(Fact, frozen=True, kw_only=True, tag="run.ended"):
@@ -263,12 +321,16 @@ AnyFact = (
     | PortsReserved
     | PortsRefused
     | GenerationFormed
+    | GangResized
     | AttemptPlanned
     | AttemptReleased
     | AttemptStarted
     | AttemptReady
     | AttemptJoined
     | AttemptProgressed
+    | AttemptSuspected
+    | EvidenceKept
+    | FaultInjected
     | AttemptStopping
     | AttemptExited
     | StopRequested

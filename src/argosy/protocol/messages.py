@@ -84,6 +84,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """with running; also the changed launch of a released spare (parked false, rank set)"""
     reform: dict[str, Any] | None = None
     """with running, for a member that joined: {"generation", "rank", "world_size"}: tell it to re-form in place"""
+    faults: list[dict[str, Any]] = []
+    """with running: faults to tell it, by number; it breaks itself."""
     progressed: bool = False
     """It has reported a step before (a new agent watches it for hangs at once)."""
 
@@ -126,6 +128,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         "joined",
         "progressed",
         "hung",
+        "suspected",
+        "gave_up",
         "unready",
         "ports",
         "ports_refused",
@@ -134,7 +138,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: str = ""
     run: str = ""
     data: dict[str, Any] = {}
-    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · hung, unready: reason · ports: ports · ports_refused: reason · note: level text"""
+    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · hung, unready: reason · suspected (by this attempt): rank generation reason · gave_up: reason · ports: ports · ports_refused: reason · note: level text"""
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

@@ -28,6 +28,11 @@ def spec_path(directory: str) -> str:
     return os.path.join(directory, "spec.json")
 
 
+def end_path(directory: str) -> str:
+    """How and when the run ended."""
+    return os.path.join(directory, "end.json")
+
+
 def logs_directory(directory: str) -> str:
     """Where the output files are."""
     return os.path.join(directory, "logs")
@@ -36,6 +41,11 @@ def logs_directory(directory: str) -> str:
 def errors_directory(directory: str) -> str:
     """Where the processes' error files are."""
     return os.path.join(directory, "errors")
+
+
+def stacks_directory(directory: str) -> str:
+    """Where the stacks are that were taken before a suspect was killed."""
+    return os.path.join(directory, "stacks")
 
 
 def exec_directory(directory: str) -> str:

@@ -15,10 +15,11 @@ import msgspec
 
 from argosy.config.spec import Submission
 from argosy.control.coordinator import Coordinator, Outputs
+from argosy.control.faults import DRAWN, FaultOrder, draw_faults
 from argosy.control.hostside import HostOutputs, HostSide
 from argosy.control.retention import KEEP_ENDED
-from argosy.errors import InvariantError
-from argosy.protocol.facts import Event
+from argosy.errors import ConfigError, InvariantError, NotFoundError
+from argosy.protocol.facts import AttemptSuspected, Event
 from argosy.testing.clock import VirtualClock
 from argosy.testing.eventrows import EventRows
 from argosy.testing.invariants import Invariants
@@ -213,6 +214,7 @@ class SimulatedCluster:
         self.dead_keepers: set[str] = set()
         self.num_faults = 0
         self.num_restarts = 0
+        self.num_resizes = 0
         self._encode = msgspec.msgpack.Encoder().encode
         self._pending: list[tuple[list[Event], Outputs, Callable[[], None] | None]] = []
         self._timer: float | None = None
@@ -279,6 +281,11 @@ class SimulatedCluster:
 
     def carry_out(self, outputs: Outputs, then: Callable[[], None] | None = None) -> None:
         """Make the events durable after a moment, then send the messages."""
+        for event in outputs.events:
+            # Stacks of a suspect's gang are taken, sometimes too late or never.
+            if isinstance(event.fact, AttemptSuspected) and self.random.random() < 0.8:
+                name = event.fact.attempt
+                self.clock.call_later(self.draw(0.05, 1.5), lambda a=name: self._evidence(a))  # type: ignore[misc]
         if outputs.events or outputs.messages or then:
             self._pending.append((outputs.events, outputs, then))
             if len(self._pending) == 1:
@@ -323,6 +330,11 @@ class SimulatedCluster:
 
         self.clock.call_at(at, tick)
 
+    def _evidence(self, attempt: str) -> None:
+        if self.coordinator is not None:
+            now = self.clock.now
+            self.carry_out(self.coordinator.keep_evidence(now, attempt, path="stacks", error=""))
+
     # --- clients ------------------------------------------------------------------------------------------------
 
     def submit(self, number: int) -> None:
@@ -352,6 +364,45 @@ class SimulatedCluster:
         _command, outputs = self.coordinator.stop(
             self.clock.now, supervisor.run, hard=hard, reason="", role=role, index=index
         )
+        self.carry_out(outputs)
+
+    def resize_some(self) -> None:
+        """Some client gives a gang another size, perhaps twice in a row."""
+        coordinator = self.coordinator
+        gangs = [
+            (supervisor, role)
+            for supervisor in (coordinator.runs.values() if coordinator is not None else ())
+            for role in supervisor.order
+            if supervisor.ended is None and role.spec.gang
+        ]
+        if not gangs or coordinator is None:
+            return
+        supervisor, role = self.random.choice(gangs)
+        for _ in range(self.random.choice([1, 1, 2])):
+            size = self.random.randint(1, 10)
+            may_restart = self.random.random() < 0.3
+            try:
+                _command, outputs = coordinator.scale(
+                    self.clock.now, supervisor.run, size, role=role.name, may_restart=may_restart
+                )
+            except (ConfigError, NotFoundError):
+                continue  # refused, and nothing has changed
+            self.num_resizes += 1
+            self.carry_out(outputs)
+
+    def break_some(self) -> None:
+        """Some client has ranks of a gang break themselves."""
+        coordinator = self.coordinator
+        alive = [s for s in coordinator.runs.values() if s.ended is None] if coordinator else []
+        if not alive or coordinator is None:
+            return
+        supervisor = self.random.choice(alive)
+        seed = self.random.randrange(1 << 30)
+        orders: list[FaultOrder] = draw_faults(seed, 2, 4, (1, 50), (*DRAWN, "raise"))
+        try:
+            _faults, outputs = coordinator.inject(self.clock.now, supervisor.run, orders)
+        except (ConfigError, NotFoundError):
+            return
         self.carry_out(outputs)
 
     def stop_all(self) -> None:
@@ -465,6 +516,10 @@ def simulate(
         clock.call_at(begin + cluster.draw(0.0, 12.0), lambda n=number: cluster.submit(n))  # type: ignore[misc]
     for _ in range(num_runs // 8):
         clock.call_at(begin + cluster.draw(1.0, 15.0), cluster.stop_some)
+    for _ in range(num_runs // 2):
+        clock.call_at(begin + cluster.draw(0.5, 15.0), cluster.resize_some)
+    for _ in range(num_runs // 6):
+        clock.call_at(begin + cluster.draw(0.5, 15.0), cluster.break_some)
     for _ in range(num_faults):
         clock.call_at(begin + cluster.draw(0.5, 15.0), cluster.fault)
     clock.run_until(begin + 20.0)
@@ -484,6 +539,7 @@ def simulate(
         "num_facts": cluster.log.num_appended,
         "num_deleted": cluster.log.num_deleted,
         "num_faults": cluster.num_faults,
+        "num_resizes": cluster.num_resizes,
         "num_controller_restarts": cluster.num_restarts,
         "num_checks": cluster.invariants.num_checks,
         "num_messages": cluster.network.num_sent,

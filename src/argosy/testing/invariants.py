@@ -15,9 +15,11 @@ from argosy.protocol.facts import (
     AttemptExited,
     AttemptPlanned,
     AttemptStarted,
+    AttemptSuspected,
     CommandAccepted,
     CommandDone,
     Event,
+    GangResized,
     GenerationFormed,
     Note,
     RunEnded,
@@ -44,6 +46,10 @@ class Invariants:
         self._ended: set[str] = set()
         self._runs: set[str] = set()
         self._members: dict[tuple[str, str, int], list[int]] = {}
+        self._newest: dict[Gang, GenerationFormed] = {}
+        self._resizes: dict[str, GangResized] = {}
+        self._gang_of: dict[str, Gang] = {}
+        self._suspected: set[str] = set()
         self._ranks: dict[tuple[str, str, int, int], str] = {}
         self._gangs: dict[Gang, dict[str, None]] = {}
         self._sources: set[tuple[str, int]] = set()
@@ -101,7 +107,8 @@ class Invariants:
             if other.state == "parked" or other.generation >= process.generation:
                 continue
             self._check(
-                other.is_joined and other.index in members,
+                (other.is_joined or other.program["argv"][0] == "joiner")
+                and other.index in members,
                 f"{process.attempt} runs in generation {process.generation} while {name} "
                 f"of generation {other.generation} is not reaped",
             )
@@ -133,9 +140,11 @@ class Invariants:
             self._sources.add(event.source)
         if isinstance(fact, AttemptPlanned):
             self._planned.add(fact.attempt)
+            self._gang_of[fact.attempt] = (fact.run, fact.role)
         elif isinstance(fact, GenerationFormed):
             self._check(len(set(fact.members)) == len(fact.members), f"{fact} has a member twice")
             self._members[fact.run, fact.role, fact.generation] = fact.members
+            self._newest[fact.run, fact.role] = fact
         elif isinstance(fact, AttemptStarted):
             self._check(fact.attempt not in self._started, f"{fact.attempt} started twice")
             self._started.add(fact.attempt)
@@ -159,9 +168,28 @@ class Invariants:
         elif isinstance(fact, CommandAccepted):
             self._check(fact.command not in self.commands, f"{fact.command} accepted twice")
             self.commands[fact.command] = ""
-        elif isinstance(fact, CommandDone):
-            self._check(self.commands.get(fact.command) == "", f"{fact.command} done twice")
-            self.commands[fact.command] = fact.outcome
+        elif isinstance(fact, CommandDone | GangResized | AttemptSuspected):
+            self._durable_change(fact)
+
+    def _durable_change(self, fact: CommandDone | GangResized | AttemptSuspected) -> None:
+        """Gangs that are resized or lose a suspect, and what became of commands."""
+        if isinstance(fact, GangResized):
+            self._check(fact.run not in self._ended, f"{fact} of a run that has ended")
+            self._resizes[fact.command] = fact
+            return
+        if isinstance(fact, AttemptSuspected):
+            newest = self._newest[self._gang_of[fact.attempt]]
+            self._check(newest.generation == fact.generation, f"{fact} is out of date")
+            self._check(fact.attempt not in self._suspected, f"{fact.attempt} suspected twice")
+            self._suspected.add(fact.attempt)
+            return
+        self._check(self.commands.get(fact.command) == "", f"{fact.command} done twice")
+        self.commands[fact.command] = fact.outcome
+        resize = self._resizes.get(fact.command)
+        if resize is not None and fact.outcome == "ok":
+            newest = self._newest[resize.run, resize.role]
+            has_size = len(newest.members) == resize.size
+            self._check(has_size, f"{resize} is done, and {newest} is formed")
 
     def taken(self, cursors: dict[str, int]) -> None:
         """How far a controller that read the log believes to be with each source."""

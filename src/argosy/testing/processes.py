@@ -33,6 +33,7 @@ class SimulatedProcess:
     is_joined: bool = False
     children: int = 0
     program: dict[str, Any] = field(default_factory=dict)
+    faults: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -153,13 +154,30 @@ class SimulatedKeeper:
             self.watchers.ranked(process)
             self._live(process)
 
-    def _on_tell(self, frame: Frame) -> None:
+    def _on_tell(self, frame: Frame) -> Frame | None:
         process, message = self.processes.get(frame["attempt"]), frame["message"]
-        if process is None or process.generation >= message["generation"]:
-            return
+        if process is None or not process.is_joined:
+            return {"ok": False, "error": f"attempt {frame['attempt']} has no link"}
+        if message["tell"] == "fault":
+            self._break(process, message)
+            return None
+        if process.generation >= message["generation"]:
+            return None
         process.generation, process.rank = message["generation"], message["rank"]
         self.watchers.ranked(process)
         self._say(process, {"say": "join", "generation": process.generation})
+        return None
+
+    def _break(self, process: SimulatedProcess, message: Frame) -> None:
+        """It was told a fault: some are deadly, at a moment that nobody knows before; each is met once."""
+        if message["number"] in process.faults:
+            return
+        process.faults.add(message["number"])
+        name, seconds = process.attempt, 2.0 * self._draw(process.attempt, message["number"])
+        if message["kind"] in ("kill", "stop"):
+            self.clock.call_later(seconds, lambda: self.end(name, signal=9))
+        elif message["kind"] == "raise":
+            self.clock.call_later(seconds, lambda: self.end(name, code=1))
 
     def _on_stop(self, frame: Frame) -> None:
         draw = self._draw(frame["attempt"], "stop")
@@ -203,6 +221,7 @@ class SimulatedKeeper:
         if self._draw(name, "says") < 0.3:
             for step in range(1, 4):
                 self._say_later(process, 0.2 * step, {"say": "step", "step": step})
+        self._accuse(process)
         if kind == "server" and self._draw(name, "dies") < 0.7:
             return
         seconds = 0.1 + 8.0 * self._draw(name, "life") ** 2
@@ -222,6 +241,20 @@ class SimulatedKeeper:
             code, signal = None, 15
         self.clock.call_later(seconds, lambda: self.end(name, code=code, signal=signal))
 
+    def _accuse(self, process: SimulatedProcess) -> None:
+        """Some members take a peer for dead, some of them too late, and a few give the whole run up."""
+        name = process.attempt
+        if process.rank is None or self._draw(name, "accuses") > 0.12:
+            return
+        for turn in range(2):
+            rank = int(self._draw(name, "whom") * 6)
+            message = {"say": "suspect", "rank": rank, "generation": 0, "reason": "no sign of it"}
+            if self._draw(name, "late") < 0.2:
+                message["late"] = True
+            self._say_later(process, 0.3 + turn * 0.4 + self._draw(name, "then"), message)
+        if self._draw(name, "gives up") < 0.05:
+            self._say_later(process, 1.5, {"say": "fail", "reason": "it cannot succeed"})
+
     def _say_later(self, process: SimulatedProcess, seconds: float, message: Frame) -> None:
         self.clock.call_later(seconds, lambda: self._say(process, message))
 
@@ -230,6 +263,9 @@ class SimulatedKeeper:
             if message["say"] == "join":
                 process.is_joined = True
                 message = {**message, "generation": process.generation}
+            if message["say"] == "suspect":
+                generation = process.generation - (1 if message.get("late") else 0)
+                message = {**message, "generation": generation}
             self._emit(
                 {
                     "event": "link",

@@ -11,12 +11,16 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec.structs import replace
 
 from argosy.config.spec import Backoff, Budget, RoleSpec
 from argosy.control.coordinator import PUT_ASIDE, Coordinator
+from argosy.control.faults import draw_faults
+from argosy.errors import ConfigError, NotFoundError
 from argosy.protocol.facts import (
     AttemptExited,
     AttemptPlanned,
+    AttemptSuspected,
     CommandAccepted,
     CommandDone,
     GenerationFormed,
@@ -105,6 +109,48 @@ class Deciders(RuleBasedStateMachine):
         if self.host.log and len(self.host.facts(CommandAccepted)) < 4:
             self.host.stop(role, 0 if role and index else None, hard=hard)
 
+    @precondition(lambda self: self.alive())
+    @rule(data=st.data(), rank=st.integers(0, 5), age=st.sampled_from([0, 0, 1]))
+    def somebody_is_suspected(self, data, rank, age):
+        name = data.draw(st.sampled_from(self.alive()))
+        generation = self.host.coordinator.runs[self.host.run].roles["main"].generation - age
+        self.host.report("suspected", name, rank=rank, generation=generation, reason="silent")
+
+    @rule()
+    def evidence_is_kept(self):
+        for fact in self.host.facts(AttemptSuspected):
+            outputs = self.host.coordinator.keep_evidence(
+                self.host.now, fact.attempt, path="x", error=""
+            )
+            self.host.take(outputs)
+
+    @precondition(lambda self: self.alive())
+    @rule(data=st.data(), chance=st.integers(0, 9))
+    def a_program_gives_up(self, data, chance):
+        if chance == 0:
+            self.host.report("gave_up", data.draw(st.sampled_from(self.alive())), reason="no use")
+
+    @rule(size=st.integers(0, 7), may_restart=st.booleans())
+    def somebody_resizes_it(self, size, may_restart):
+        before = len(self.host.log)
+        try:
+            _, outputs = self.host.coordinator.scale(
+                self.host.now, self.host.run, size, role="main", may_restart=may_restart
+            )
+        except (ConfigError, NotFoundError):
+            assert len(self.host.log) == before
+            return
+        self.host.take(outputs)
+
+    @rule(seed=st.integers(0, 99))
+    def somebody_breaks_a_rank(self, seed):
+        orders = [replace(order, role="main") for order in draw_faults(seed, 2, 2, (1, 9))]
+        try:
+            _, outputs = self.host.coordinator.inject(self.host.now, self.host.run, orders)
+        except (ConfigError, NotFoundError):
+            return
+        self.host.take(outputs)
+
     @rule()
     def the_keeper_is_replaced(self):
         if int(self.host.keeper[1:]) < 4:
@@ -130,7 +176,7 @@ class Deciders(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_planned_or_ended_twice(self):
-        for kind in (AttemptPlanned, AttemptExited):
+        for kind in (AttemptPlanned, AttemptExited, AttemptSuspected):
             names = [fact.attempt for fact in self.host.facts(kind)]
             assert len(names) == len(set(names))
         assert len(self.host.facts(RunEnded)) <= 1

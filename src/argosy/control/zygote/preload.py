@@ -39,14 +39,17 @@ class Preloads:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
     def load(self, modules: list[str]) -> float:
-        """Import the modules in order; returns the seconds it took."""
+        """Import the modules in order, those with a `?` at their end if they can be; returns the seconds it took."""
         started = time.monotonic()
-        for module in modules:
+        for name in modules:
             before = kernel.count_tasks()
+            module = name.removesuffix("?")
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit):  # noqa: BLE001 - any preload, any way to fail
-                raise PreloadError(module, traceback.format_exc(limit=-5))
+                if name == module:
+                    raise PreloadError(module, traceback.format_exc(limit=-5))
+                continue  # a program that needs it will say what is wrong
             self.modules.append(module)
             more = kernel.count_tasks() - before
             if more > 0:
