@@ -1,0 +1,1 @@
+"""The training loop: lanes, the step transaction, optimizers on shared state, recovery."""

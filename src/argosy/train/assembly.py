@@ -1,0 +1,169 @@
+"""Puts a trainer's parts together: what is trained, the plan of the state, the layout of the exchange, the first version.
+
+Called once per process by trainer.py, also by replacements, which find everything there. Every rank must come to the same plan and the same initial bits: both are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from argosy.errors import ConfigError, MismatchError
+from argosy.move.layout import Layout, Parameter
+from argosy.train import digests
+from argosy.train.lanes import BUFFER
+from argosy.train.memories import Memories, Weights
+from argosy.train.roster import Roster
+from argosy.train.settings import Settings
+from argosy.train.stateplan import AVERAGE, VALUE, Field, StatePlan
+from argosy.train.updates import Factory, Updater, check_disjoint, field_of
+
+_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
+_COMPILED = "_orig_mod."
+
+
+def prepare_numerics(settings: Settings) -> None:
+    """Make operations of this process deterministic, where the mode asks for it."""
+    if settings.mode == "exact":
+        torch.use_deterministic_algorithms(True)
+        # What is never read need not be filled: it costs 16 ms per ten million elements.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def plain(model: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, when it was given compiled."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, torch.nn.Module) else model
+
+
+def trained_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that get gradients."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
+    if not found:
+        raise ConfigError("the model has no parameter to train", fix="set requires_grad on some")
+    for name, parameter in found.items():
+        if parameter.is_complex() or not parameter.is_floating_point():
+            raise ConfigError(
+                f"parameter {name!r} is {parameter.dtype}",
+                fix="train floating-point parameters; keep complex ones as two real ones",
+            )
+        if parameter.device.type == "meta":
+            raise ConfigError(
+                f"parameter {name!r} is on the meta device", fix="give a model that is materialised"
+            )
+    return found
+
+
+def changing_buffers(model: torch.nn.Module, forward: Any) -> dict[str, torch.Tensor]:
+    """Persistent buffers that one forward pass changes, such as batch statistics; the pass leaves no trace."""
+    saved = {name for name in model.state_dict() if name not in dict(model.named_parameters())}
+    buffers = {name: b for name, b in model.named_buffers() if name in saved and b.numel()}
+    if not buffers:
+        return {}
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    with torch.no_grad():
+        forward()
+        changed = {
+            name: buffer for name, buffer in buffers.items() if not _equal(buffer, before[name])
+        }
+        for name, buffer in buffers.items():
+            buffer.copy_(before[name])
+    return changed
+
+
+def make_updaters(
+    optimizer: Factory | Mapping[str, Factory], trained: Mapping[str, torch.nn.Parameter]
+) -> list[Updater]:
+    """The optimizers, in the order given."""
+    masters = {
+        name: torch.nn.Parameter(p.detach().to(torch.float32)) for name, p in trained.items()
+    }
+    factories = dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
+    updaters = [Updater(name, factory, masters) for name, factory in factories.items()]
+    check_disjoint(updaters, trained)
+    return updaters
+
+
+def make_plan(
+    trained: Mapping[str, torch.nn.Parameter],
+    buffers: Mapping[str, torch.Tensor],
+    updaters: list[Updater],
+    settings: Settings,
+) -> StatePlan:
+    """What a version of the state consists of."""
+    kept: dict[str, list[Field]] = {name: [] for name in trained}
+    for updater in updaters:
+        for field in updater.probe():
+            kept[field.name].append(field)
+    fields: list[Field] = []
+    for name, parameter in trained.items():
+        fields.append(field_of(name, VALUE, parameter, torch.float32))
+        fields += kept[name]
+        if settings.ema is not None:
+            fields.append(field_of(name, AVERAGE, parameter, torch.float32))
+    for name, buffer in buffers.items():
+        fields.append(field_of(BUFFER + name, VALUE, buffer))
+    names = (*trained, *(BUFFER + name for name in buffers))
+    return StatePlan(names=names, fields=tuple(fields))
+
+
+def make_layout(
+    plan: StatePlan, updaters: list[Updater], lanes: int, settings: Settings
+) -> Layout:
+    """The gradient space: parameters, then buffers, which travel with the first part."""
+    sizes = {f.name: f.numel for f in plan.fields if f.key == VALUE}
+    buffers = tuple(name for name in plan.names if name.startswith(BUFFER))
+    parts: tuple[tuple[str, ...], ...] = ()
+    if len(updaters) > 1:
+        parts = tuple(
+            (*updater.names, *(buffers if place == 0 else ()))
+            for place, updater in enumerate(updaters)
+        )
+    return Layout(
+        num_lanes=lanes,
+        most_ranks=settings.most_ranks,
+        parameters=tuple(Parameter(name=name, numel=size) for name, size in sizes.items()),
+        terms=settings.terms,
+        parts=parts,
+        # One more than pairs of lanes would do: a rank that finds none free waits for a sibling to be added.
+        num_slots=min(lanes, (lanes + 1) // 2 + 2),
+    )
+
+
+def make_weights(prefix: str, model: torch.nn.Module, settings: Settings) -> Weights:
+    """The shared weights, in the compute dtype."""
+    return Weights(f"{prefix}.weights", model, _DTYPES[settings.precision])
+
+
+def begin(
+    memories: Memories, roster: Roster, model: torch.nn.Module, initial: Mapping[str, torch.Tensor]
+) -> None:
+    """Make the first version from this process's initial values, or check that they are those of the run."""
+    names = [*memories.weights.parameters, *initial]
+    parameters = memories.weights.parameters
+    own = [digests.of_tensor(parameters[n] if n in parameters else initial[n]) for n in names]
+    if roster.initial() is None:
+        first = memories.version(0)
+        for name in memories.plan.names:
+            value = initial[name] if name in initial else parameters[name].detach()
+            first.tensor(name).copy_(value)
+            for field, tensor in first.fields_of(name):
+                if field.key == AVERAGE:
+                    tensor.copy_(value)
+        memories.weights.fill()
+        roster.begin(own)
+    known = roster.initial()
+    assert known is not None
+    different = [name for name, a, b in zip(names, own, known, strict=True) if a != b]
+    if different:
+        raise MismatchError(
+            f"{different[0]!r} began with other values here than on another rank "
+            f"({len(different)} of {len(names)} tensors differ)",
+            fix="build the model from torch's default generators alone, which are seeded alike on every rank",
+        )
+
+
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))

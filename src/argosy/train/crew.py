@@ -1,0 +1,204 @@
+"""This rank's place among those that train together, and its way from one membership to the next.
+
+A member that has ended is seen through its process descriptor; the others go on at once without it, as an interim of the same generation. When a new generation was told and all its members have
+enlisted in the roster, everybody takes his place in it. That may happen at any point of a step: finished blocks stay valid, so nobody agrees on a moment.
+Waits of the exchange look in here at short intervals. Called by transaction.py.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import Protocol
+
+from argosy.errors import GenerationChanged, PeerLost, TimedOut
+from argosy.move.exchange import Exchange
+from argosy.train.roster import Roster, start_time
+
+_INTERIMS = 4096
+"""Interims a generation may have: one for each member that can end."""
+_LOOK_SECONDS = 0.02
+_ENTER_SECONDS = 2.0
+
+
+class Place(Protocol):
+    """A place in a generation."""
+
+    generation: int
+    rank: int
+    world_size: int
+
+
+class Gang(Protocol):
+    """What the runtime tells this process; `worker.gang.Gang`."""
+
+    rank: int
+    world_size: int
+    generation: int
+
+    def coming(self) -> Place | None:
+        """The newest generation told and not taken."""
+
+    def take(self) -> None:
+        """Take the place in it."""
+
+    def suspect(self, rank: int, reason: str) -> None:
+        """Ask for a rank to be killed and reaped."""
+
+    def fail(self, reason: str) -> None:
+        """Ask for the run to be ended."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this process was asked to stop."""
+
+
+class Moved(Exception):
+    """The membership has changed, or is about to: settle, then look at the step again."""
+
+
+class Stopped(Exception):
+    """The run is to stop at the committed version."""
+
+
+class Crew:
+    """Members of the current generation or interim, as this rank knows them."""
+
+    def __init__(self, gang: Gang, roster: Roster, exchange: Exchange) -> None:
+        self.gang = gang
+        self.roster = roster
+        self._exchange = exchange
+        self.members: tuple[int, ...] = ()
+        self.is_interim = False
+        self.num_moves = 0
+        self._descriptors: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        self._generation = -1
+        exchange.interrupt = self.look
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the current generation."""
+        return self.gang.rank
+
+    @property
+    def position(self) -> int:
+        """Place among the living members."""
+        return self.members.index(self.gang.rank)
+
+    def first_living(self) -> int:
+        """The lowest rank that has not ended."""
+        ended = self._ended()
+        return min((rank for rank in self.members if rank not in ended), default=self.gang.rank)
+
+    def pid_of(self, rank: int) -> int:
+        """Process id of a member; 0 if unknown."""
+        return self._pids.get(rank, 0)
+
+    def look(self) -> None:
+        """Raise Moved or Stopped when this rank must not wait any longer; cheap."""
+        if self.gang.stopping and not self.roster.is_stopping:
+            self.roster.stop()
+        if self.roster.is_stopping:
+            raise Stopped
+        if self._is_next_ready():
+            raise Moved
+
+    def settle(self) -> None:
+        """Enter the newest membership that is there, and return when all its members have."""
+        self.num_moves += 1
+        while True:
+            self.look_for_next()
+            if self._generation != self.gang.generation and not self._meet():
+                time.sleep(_LOOK_SECONDS / 4)
+                continue
+            ended = self._ended()
+            self.members = tuple(r for r in range(self.gang.world_size) if r not in ended)
+            self.is_interim = bool(ended)
+            living = {rank: self._descriptors[rank] for rank in self.members}
+            number = self.gang.generation * _INTERIMS + len(ended)
+            try:
+                deadline = time.monotonic() + _ENTER_SECONDS
+                self._exchange.enter(number, self.gang.rank, living, deadline=deadline)
+                return
+            except (PeerLost, Moved, TimedOut, GenerationChanged):
+                continue  # look again: somebody ended, or a newer generation is complete
+
+    def look_for_next(self) -> None:
+        """Take the place in a newer generation when all of it have enlisted."""
+        if self._is_next_ready():
+            self.gang.take()
+
+    def close(self) -> None:
+        """Give the process descriptors back."""
+        self._exchange.interrupt = None
+        for descriptor in self._descriptors.values():
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptors = {}
+
+    def _is_next_ready(self) -> bool:
+        coming = self.gang.coming()
+        if coming is None:
+            return False
+        if self.roster.process_of(coming.generation, coming.rank) is None:
+            self.roster.enlist(coming.generation, coming.rank)
+        return self.roster.is_complete(coming.generation, coming.world_size)
+
+    def _meet(self) -> bool:
+        """Open descriptors of all members of this generation; False while some have not enlisted."""
+        generation = self.gang.generation
+        if self.roster.process_of(generation, self.gang.rank) is None:
+            self.roster.enlist(generation, self.gang.rank)
+        if self.roster.is_stopping:
+            raise Stopped
+        if not self.roster.is_complete(generation, self.gang.world_size):
+            return False
+        self._forget()
+        for rank in range(self.gang.world_size):
+            found = self.roster.process_of(generation, rank)
+            if found is None:
+                return False
+            self._pids[rank] = found[0]
+            self._descriptors[rank] = -1 if rank == self.gang.rank else _open(*found)
+        self._generation = generation
+        return True
+
+    def _forget(self) -> None:
+        for descriptor in self._descriptors.values():
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptors, self._pids = {}, {}
+
+    def _ended(self) -> frozenset[int]:
+        """Members that have ended. Looked at until two looks agree: all see the same sets, one growing out of the other."""
+        seen: frozenset[int] | None = None
+        while True:
+            found = frozenset(r for r, fd in self._descriptors.items() if fd == _GONE or _has_ended(fd))
+            if found == seen:
+                return found
+            seen = found
+
+
+_GONE = -2
+
+
+def _open(pid: int, start: int) -> int:
+    """A descriptor of exactly that process; _GONE when it is no longer there."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return _GONE
+    if start_time(pid) != start:
+        os.close(descriptor)
+        return _GONE
+    return descriptor
+
+
+def _has_ended(descriptor: int) -> bool:
+    if descriptor < 0:
+        return False
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(0))

@@ -1,0 +1,232 @@
+"""One block of lanes: seeds, rounding mode, batch, forward, backward into a slot of the exchange.
+
+A lane's gradient depends on the weights, the step and the lane alone: default generators are seeded, denormals are treated alike, and buffers that forward changes begin with their committed values.
+`p.grad` is a view into the slot while a lane runs, so that sibling lanes accumulate in place; what autograd puts elsewhere is brought back. Knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from argosy.errors import ConfigError
+from argosy.move.gathered import Claim
+from argosy.move.layout import Layout
+from argosy.train.seeds import seed_all
+
+Loss = Callable[[torch.nn.Module, Any], Any]
+Terms = dict[str, tuple[float, float]]
+BUFFER = "buffer:"
+
+
+class Lanes:
+    """Computes blocks of lanes on this rank's model."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        trained: Mapping[str, torch.nn.Parameter],
+        layout: Layout,
+        *,
+        seed: int,
+        is_exact: bool,
+    ) -> None:
+        self._model = model
+        self._layout = layout
+        self._seed = seed
+        self._is_exact = is_exact
+        self._trained = dict(trained)
+        self._direct = {n: p for n, p in trained.items() if p.dtype == torch.float32}
+        self._indirect = {n: p for n, p in trained.items() if p.dtype != torch.float32}
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self._buffers = {
+            name: buffer
+            for name, buffer in model.named_buffers()
+            if BUFFER + name in layout.indices
+        }
+        self._was_cleared = False
+        self.lane = -1
+        """The lane that is being computed, for reports."""
+        self.weights: dict[str, float] = {}
+        """Weight of each loss term, as the loss last gave it."""
+        model.zero_grad = self._clear  # type: ignore[method-assign]
+
+    def compute(
+        self,
+        claim: Claim,
+        step: int,
+        loss: Loss,
+        batch_of: Callable[[int], Any],
+        committed: Callable[[str], torch.Tensor],
+    ) -> tuple[frozenset[str], Terms]:
+        """Fill a slot with the gradient of its lanes; the parameters touched, and the totals of the loss terms."""
+        claim.zero()
+        views = self._views_of(claim)
+        counters = [view._version for view in views]
+        touched: set[str] = set()
+        terms: Terms = {}
+        model = self._model
+        model.train()
+        for lane in range(claim.node.first, claim.node.stop):
+            self.lane = lane
+            for parameter, view in zip(self._direct.values(), views, strict=True):
+                parameter.grad = view
+            self._prepare(step, lane, committed)
+            total, found = self._evaluate(loss, batch_of(lane))
+            self._was_cleared = False
+            total.backward()
+            self._collect(claim, views, lane)
+            for name, (part, count) in found.items():
+                before = terms.get(name)
+                value = (_number(part), float(count))
+                terms[name] = value if before is None else _plus(before, value)
+            touched |= self._take_indirect(claim)
+        for name, view, counter in zip(self._direct, views, counters, strict=True):
+            if view._version != counter:
+                touched.add(name)
+        for parameter in self._direct.values():
+            parameter.grad = None
+        touched.update(BUFFER + name for name in self._buffers)
+        return frozenset(touched), terms
+
+    def forward(self, step: int, lane: int, loss: Loss, batch: Any) -> Terms:
+        """Loss terms of one lane, without gradients and with the model in evaluation mode."""
+        self._model.eval()
+        self._prepare(step, lane, None)
+        with torch.no_grad():
+            _, found = self._evaluate(loss, batch, needs_gradient=False)
+        return {name: (_number(part), float(count)) for name, (part, count) in found.items()}
+
+    def _prepare(
+        self, step: int, lane: int, committed: Callable[[str], torch.Tensor] | None
+    ) -> None:
+        if self._is_exact:
+            torch.set_flush_denormal(False)
+        seed_all(self._seed, step, lane)
+        if committed is not None:
+            for name, buffer in self._buffers.items():
+                buffer.copy_(committed(BUFFER + name))
+
+    def _evaluate(
+        self, loss: Loss, batch: Any, *, needs_gradient: bool = True
+    ) -> tuple[torch.Tensor, dict[str, tuple[Any, float]]]:
+        given = loss(self._model, batch)
+        if isinstance(given, Mapping):
+            return self._weigh(given, getattr(batch, "totals", None), needs_gradient)
+        total, count = _checked(given, "loss", needs_gradient)
+        return total, {"loss": (total, count)}
+
+    def _weigh(
+        self, given: Mapping[str, Any], totals: Mapping[str, float] | None, needs_gradient: bool
+    ) -> tuple[torch.Tensor, dict[str, tuple[Any, float]]]:
+        """Named terms: each divided by its own total over all lanes, then weighted."""
+        found: dict[str, tuple[Any, float]] = {}
+        total: Any = 0.0
+        for name, value in given.items():
+            if name not in self._layout.terms:
+                raise ConfigError(
+                    f"the loss returned a term {name!r}",
+                    fix=f"name it: run.trainer(terms=({', '.join(map(repr, given))},))",
+                )
+            weight = float(value[2]) if len(value) == 3 else 1.0
+            part, count = _checked(value[:2], name, needs_gradient)
+            found[name] = (part, count)
+            self.weights[name] = weight
+            if len(given) == 1:
+                total = weight * part
+            elif not totals or name not in totals:
+                raise ConfigError(
+                    f"term {name!r} has no total: several terms may have different denominators",
+                    fix="run.trainer(counts=lambda batch: {name: count}) gives them before backward",
+                )
+            else:
+                total = total + part * (weight / totals[name])
+        return total, found
+
+    def _collect(self, claim: Claim, views: list[torch.Tensor], lane: int) -> None:
+        """Bring back what autograd has put elsewhere, and take the buffers along."""
+        for parameter, view in zip(self._direct.values(), views, strict=True):
+            gradient = parameter.grad
+            if gradient is view:
+                continue
+            if gradient is None:
+                continue  # cleared, and nothing came after
+            with torch.no_grad():
+                # After a clear it is this lane's alone; otherwise autograd has added it to what was there, out of place.
+                view.add_(gradient) if self._was_cleared else view.copy_(gradient)
+        for name, buffer in self._buffers.items():
+            place = claim.gradient(BUFFER + name).view(buffer.shape)
+            if buffer.is_floating_point():
+                place.add_(buffer)
+            elif lane == 0:
+                place.copy_(buffer)
+
+    def _take_indirect(self, claim: Claim) -> set[str]:
+        """Gradients in another dtype than the slot's are added lane by lane."""
+        touched = set()
+        for name, parameter in self._indirect.items():
+            if parameter.grad is not None:
+                claim.gradient(name).view(parameter.shape).add_(parameter.grad)
+                parameter.grad = None
+                touched.add(name)
+        return touched
+
+    def _views_of(self, claim: Claim) -> list[torch.Tensor]:
+        flat = claim.flat
+        found = self._views.get(flat.data_ptr())
+        if found is None:
+            # .data: a counter of changes for each, by which a parameter without a gradient is told from one with zeros.
+            found = [
+                _like(flat[slice(*self._layout.span(name))], parameter).data
+                for name, parameter in self._direct.items()
+            ]
+            self._views[flat.data_ptr()] = found
+        return found
+
+    def _clear(self, set_to_none: bool = True) -> None:
+        """What user code calls as model.zero_grad(): a slot is never zeroed by it."""
+        self._was_cleared = True
+        for parameter in self._trained.values():
+            parameter.grad = None
+
+
+def _like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The elements in the parameter's own order, so that autograd adds without a copy."""
+    if parameter.is_contiguous():
+        return flat.view(parameter.shape)
+    return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
+
+
+def _checked(value: Any, name: str, needs_gradient: bool) -> tuple[torch.Tensor, float]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ConfigError(
+            f"the loss returned {type(value).__name__} for {name!r}, not (sum, count)",
+            fix="return the sum over the lane and what it counts: loss_sum, labels.numel()",
+        )
+    total, count = value
+    if isinstance(count, torch.Tensor):
+        count = count.item()
+    if not isinstance(total, torch.Tensor) or total.numel() != 1:
+        raise ConfigError(
+            f"the sum of {name!r} is {type(total).__name__}, not a tensor with one element",
+            fix='use reduction="sum"',
+        )
+    if needs_gradient and not total.requires_grad:
+        raise ConfigError(
+            f"the sum of {name!r} does not depend on any parameter",
+            fix="return it without .detach() or .item()",
+        )
+    if not isinstance(count, int | float) or not math.isfinite(count) or count < 0:
+        raise ConfigError(f"the count of {name!r} is {count!r}", fix="return a number, not negative")
+    return total, float(count)
+
+
+def _number(value: Any) -> float:
+    return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+
+
+def _plus(left: tuple[float, float], right: tuple[float, float]) -> tuple[float, float]:
+    return left[0] + right[0], left[1] + right[1]

@@ -1,0 +1,206 @@
+"""The memories of training on one host: weights that the model sees, and versions of the state that they are derived from.
+
+Weights are one shared copy at fixed addresses, in the compute dtype. A version of the state (master values, optimizer state, buffers, ledger) lies in an arena of its own, made
+when its slot is first used: two in turn, a third only while one is pinned. The keeper owns all of them, so they outlive any rank. Lane slots belong to the exchange.
+Who may write what and when is decided by transaction.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from argosy.errors import ConfigError, MismatchError
+from argosy.move import arenas
+from argosy.train.stateplan import (
+    LEDGER_BYTES,
+    MOST_PARTS,
+    RESULT_BYTES,
+    VALUE,
+    Field,
+    StatePlan,
+)
+
+_REGION = "bytes"
+
+
+class Weights:
+    """The parameters of a model in shared memory, one copy for all ranks of a host."""
+
+    def __init__(self, arena_name: str, model: torch.nn.Module, dtype: torch.dtype | None) -> None:
+        self.parameters = dict(model.named_parameters())
+        shapes = {
+            name: (p.shape, _compute_dtype(p, dtype)) for name, p in self.parameters.items()
+        }
+        offsets, offset = {}, 0
+        for name, (shape, kind) in shapes.items():
+            offsets[name] = offset
+            offset += _up(max(1, shape.numel()) * kind.itemsize)
+        self._arena = arenas.create(arena_name, max(offset, 4096), scope="run")
+        base = _region(self._arena, max(offset, 4096))
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in self.parameters.items():
+            shape, kind = shapes[name]
+            place = base + offsets[name]
+            self.tensors[name] = self._arena.at(place, shape, kind, _strides(parameter))
+
+    def fill(self) -> None:
+        """Put the module's own values in; whoever does it writes the same bytes."""
+        for name, parameter in self.parameters.items():
+            self.tensors[name].copy_(parameter.detach())
+
+    def bind(self) -> None:
+        """Let the module's parameters be the shared ones."""
+        for name, parameter in self.parameters.items():
+            parameter.data = self.tensors[name]
+        self.addresses = [(p, p.data_ptr()) for p in self.parameters.values()]
+
+    def check(self) -> None:
+        """ConfigError when a parameter has left its place."""
+        for parameter, address in self.addresses:
+            if parameter.data_ptr() != address:
+                name = next(n for n, p in self.parameters.items() if p is parameter)
+                raise ConfigError(
+                    f"parameter {name!r} no longer lies in the trainer's memory",
+                    fix="change weights in place inside `with trainer.edit()`; no .to(), .bfloat16() or assign=True",
+                )
+
+
+class Version:
+    """One slot of the state, mapped."""
+
+    def __init__(self, arena_name: str, plan: StatePlan) -> None:
+        self.plan = plan
+        self._arena = arenas.create(arena_name, plan.num_bytes, scope="run")
+        base = _region(self._arena, plan.num_bytes)
+        self._flags = self._arena.at(base + plan.flags_offset, (len(plan.names),), torch.int64)
+        self._ledger = self._arena.at(base, (LEDGER_BYTES,), torch.uint8).numpy()
+        self._index = {name: place for place, name in enumerate(plan.names)}
+        self.tensors = [
+            self._arena.at(base + offset, field.shape, getattr(torch, field.dtype))
+            for field, offset in zip(plan.fields, plan.offsets, strict=True)
+        ]
+        self._places = {(f.name, f.key): place for place, f in enumerate(plan.fields)}
+
+    def tensor(self, name: str, key: str = VALUE) -> torch.Tensor:
+        """One field."""
+        return self.tensors[self._places[name, key]]
+
+    def fields_of(self, name: str) -> list[tuple[Field, torch.Tensor]]:
+        """All fields of a parameter."""
+        return [(self.plan.fields[i], self.tensors[i]) for i in self.plan.by_name[name]]
+
+    def copy_from(self, other: Version, name: str) -> None:
+        """All fields of a parameter, and whether its state has begun."""
+        for place in self.plan.by_name[name]:
+            self.tensors[place].copy_(other.tensors[place])
+        self.set_begun(name, other.has_begun(name))
+
+    def has_begun(self, name: str) -> bool:
+        """Whether the optimizer has made its state of this parameter."""
+        return bool(self._flags[self._index[name]])
+
+    def set_begun(self, name: str, value: bool) -> None:
+        """Remember whether the optimizer has."""
+        self._flags[self._index[name]] = int(value)
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """What is committed with this version besides tensors: the step, the skip list, the user's own state."""
+        return self._read(0) or {"step": 0}
+
+    @ledger.setter
+    def ledger(self, value: dict[str, Any]) -> None:
+        self._write(0, LEDGER_BYTES - MOST_PARTS * RESULT_BYTES, value)
+
+    def result(self, part: int) -> dict[str, Any]:
+        """What a part of the step that made this version has come to."""
+        return self._read(LEDGER_BYTES - (part + 1) * RESULT_BYTES)
+
+    def set_result(self, part: int, value: dict[str, Any]) -> None:
+        """Written by one owner of the part before its pages are done."""
+        self._write(LEDGER_BYTES - (part + 1) * RESULT_BYTES, RESULT_BYTES, value)
+
+    def _read(self, at: int) -> dict[str, Any]:
+        length = int.from_bytes(self._ledger[at : at + 8].tobytes(), "little")
+        if not length:
+            return {}
+        found: dict[str, Any] = json.loads(self._ledger[at + 8 : at + 8 + length].tobytes())
+        return found
+
+    def _write(self, at: int, room: int, value: dict[str, Any]) -> None:
+        body = json.dumps(value, separators=(",", ":")).encode()
+        if len(body) > room - 8:
+            raise ConfigError(
+                f"what is committed with a step takes {len(body)} bytes of {room - 8}",
+                fix="keep run.state small: numbers and short texts; tensors belong to the model",
+            )
+        packed = len(body).to_bytes(8, "little") + body
+        self._ledger[at : at + len(packed)] = memoryview(packed)
+
+
+class Memories:
+    """Everything that outlives a rank."""
+
+    def __init__(self, prefix: str, weights: Weights, plan: StatePlan) -> None:
+        self.weights = weights
+        self.plan = plan
+        self._prefix = prefix
+        self._versions: dict[int, Version] = {}
+
+    def version(self, slot: int) -> Version:
+        """The version in a slot; mapped when first asked for."""
+        found = self._versions.get(slot)
+        if found is None:
+            found = self._versions[slot] = Version(f"{self._prefix}.state.{slot}", self.plan)
+        return found
+
+    def refresh(self, slot: int, names: list[str]) -> None:
+        """Derive the weights of these parameters from a version: an idempotent copy."""
+        version = self.version(slot)
+        for name in names:
+            weight = self.weights.tensors.get(name)
+            if weight is not None:  # buffers are copied by each rank for itself
+                weight.copy_(version.tensor(name))
+
+
+def _region(arena: arenas.Arena, num_bytes: int) -> int:
+    """Offset of the one allocation of an arena, made by whoever comes first."""
+    if arena.find(_REGION) is None:
+        try:
+            arena.empty((num_bytes,), torch.uint8, name=_REGION)
+        except ConfigError:
+            pass  # another process was first
+    entry = arena.find(_REGION)
+    if entry is None or entry.num_bytes < num_bytes:
+        raise MismatchError(
+            f"arena {arena.name!r} was made for another model or optimizer",
+            fix="start a new run: model, optimizer and lanes are fixed for the life of one",
+        )
+    return entry.offset
+
+
+def _compute_dtype(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> torch.dtype:
+    if dtype is None or not parameter.dtype.is_floating_point:
+        return parameter.dtype
+    return dtype
+
+
+def _strides(parameter: torch.Tensor) -> tuple[int, ...] | None:
+    """The parameter's own order of elements, if it fills its memory without gaps; else the plain one."""
+    strides = parameter.stride()
+    if parameter.is_contiguous():
+        return None
+    dense = sorted(zip(strides, parameter.shape, strict=True))
+    expected = 1
+    for stride, size in dense:
+        if size != 1 and stride != expected:
+            return None
+        expected *= size
+    return tuple(strides)
+
+
+def _up(value: int) -> int:
+    return (value + 4095) // 4096 * 4096

@@ -1,0 +1,70 @@
+"""How long to wait for the others before one of them is taken for hung, learned from the steps that were done.
+
+Waits end after three median steps and a little more; then whoever is waited for is looked at. One that is stopped or uses no CPU is accused at once, one that computes only much later: it is slow,
+or loops for ever. The runtime takes stacks and kills the accused; his lanes are then recomputed like a dead rank's. The verdict itself is pure (recovery.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from argosy.errors import TimedOut
+from argosy.train import recovery
+from argosy.train.crew import Crew
+from argosy.train.roster import activity
+
+T = TypeVar("T")
+_STEPS = 32
+_SLICE_SECONDS = 0.25
+
+
+class Patience:
+    """Bounded waits of one rank."""
+
+    def __init__(self, crew: Crew, *, first_seconds: float, more_seconds: float) -> None:
+        self._crew = crew
+        self._first_seconds = first_seconds
+        self._more_seconds = more_seconds
+        self._durations: deque[float] = deque(maxlen=_STEPS)
+        self._accused: set[tuple[int, int]] = set()
+        self._seen: dict[int, recovery.Sighting] = {}
+
+    def learn(self, seconds: float) -> None:
+        """A step took so long."""
+        self._durations.append(seconds)
+
+    @property
+    def median_seconds(self) -> float:
+        """Of the last steps; 0 before the first."""
+        return statistics.median(self._durations) if self._durations else 0.0
+
+    def wait(self, call: Callable[[float], T], awaited: Callable[[], list[int]]) -> T:
+        """`call(deadline)` until it returns; `awaited()` names the ranks that keep it waiting."""
+        started = time.monotonic()
+        self._seen = {}
+        while True:
+            try:
+                return call(time.monotonic() + _SLICE_SECONDS)
+            except TimedOut as silence:
+                self._look_at(awaited(), time.monotonic() - started, silence.what)
+
+    def _look_at(self, ranks: list[int], waited: float, what: str) -> None:
+        limits = recovery.Limits(
+            median=self.median_seconds, more=self._more_seconds, first=self._first_seconds
+        )
+        for rank in ranks:
+            if rank == self._crew.rank or (self._crew.gang.generation, rank) in self._accused:
+                continue
+            state, ticks = activity(self._crew.pid_of(rank))
+            now = recovery.Sighting(at=waited, ticks=ticks, state=state)
+            before = self._seen.get(rank)
+            if before is None or before.ticks != ticks:
+                self._seen[rank] = before = now
+            reason = recovery.accuse(waited, before, now, limits)
+            if reason:
+                self._accused.add((self._crew.gang.generation, rank))
+                self._crew.gang.suspect(rank, f"{reason}; {what}")

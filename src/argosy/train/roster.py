@@ -1,0 +1,213 @@
+"""The roster: a small table in shared memory in which the processes of a host that train together find each other.
+
+For each of the last generations a row per rank (process id, start time, ready); the digests of the initial parameters; failures of lanes; which attempt of a step is under way; the wish to stop;
+values agreed on. Each row is published by its last word. Used by crew.py and transaction.py; decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from argosy.errors import ConfigError, MismatchError
+from argosy.move import arenas
+from argosy.move.words import Memory
+from argosy.train.seeds import mix
+
+_TABLES = 4
+_FAILURES = 64
+_AGREEMENTS = 32
+_VALUE_BYTES = 1024
+_LINE = 64
+_INITIAL, _AGAIN, _STOP, _SAVED = 0, _LINE, 2 * _LINE, 3 * _LINE
+_TITLE = 4 * _LINE
+_FIRST = 5 * _LINE
+
+
+class Roster:
+    """One process's view of the table."""
+
+    def __init__(self, arena_name: str, *, most_ranks: int, num_parameters: int, title: int) -> None:
+        self._most_ranks = most_ranks
+        self._digests_at = _FIRST
+        self._rows_at = _up(self._digests_at + 8 * num_parameters)
+        self._failures_at = self._rows_at + _TABLES * most_ranks * _LINE
+        self._winners_at = self._failures_at + _FAILURES * 16
+        self._values_at = _up(self._winners_at + 8 * _AGREEMENTS)
+        total = self._values_at + most_ranks * _AGREEMENTS * _VALUE_BYTES
+        self._arena = arenas.create(arena_name, total, scope="run", prefault=False)
+        if self._arena.find("roster") is None:
+            try:
+                self._arena.empty((total,), torch.uint8, name="roster")
+            except ConfigError:
+                pass  # another process was first
+        region = self._arena.tensor("roster")
+        if region.numel() != total:
+            raise _another(arena_name)
+        self._bytes = region.numpy()
+        self._memory = Memory(region, self._arena.fileno())
+        self._digests = self._memory.numbers(self._digests_at, num_parameters)
+        if not self._memory.swap(_TITLE, 0, title) and self._memory.load(_TITLE) != title:
+            raise _another(arena_name)
+
+    # --- who is there -------------------------------------------------------------------------
+
+    def enlist(self, generation: int, rank: int) -> None:
+        """This process is ready to take part in a generation."""
+        at = self._row(generation, rank)
+        self._memory.store(at + 8, os.getpid())
+        self._memory.store(at + 16, start_time(os.getpid()))
+        self._memory.store(at, generation + 1)
+
+    def process_of(self, generation: int, rank: int) -> tuple[int, int] | None:
+        """(process id, start time) of a rank that has enlisted."""
+        at = self._row(generation, rank)
+        if self._memory.load(at) != generation + 1:
+            return None
+        return self._memory.load(at + 8), self._memory.load(at + 16)
+
+    def is_complete(self, generation: int, world_size: int) -> bool:
+        """Whether all ranks of a generation have enlisted."""
+        return all(
+            self._memory.load(self._row(generation, rank)) == generation + 1
+            for rank in range(world_size)
+        )
+
+    # --- the beginning ------------------------------------------------------------------------
+
+    def begin(self, digests: list[int]) -> bool:
+        """Offer the digests of this process's initial parameters; False when others have begun, with `initial()`."""
+        if self._memory.load(_INITIAL):
+            return False
+        self._digests[:] = np.asarray(digests, dtype=np.uint64)
+        return self._memory.swap(_INITIAL, 0, mix(*digests) | 1)
+
+    def initial(self) -> list[int] | None:
+        """The digests that the run began with."""
+        if not self._memory.load(_INITIAL):
+            return None
+        found: list[int] = self._digests.tolist()
+        return found
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def attempt_of(self, version: int) -> int:
+        """How often the step from this version has been computed in vain."""
+        word = self._memory.load(_AGAIN)
+        return word & 0xFF if word >> 8 == version else 0
+
+    def compute_again(self, version: int, attempt: int) -> None:
+        """The step from this version is computed again; everybody who comes to this says the same."""
+        seen = self._memory.load(_AGAIN)
+        if (seen >> 8, seen & 0xFF) < (version, attempt):
+            self._memory.swap(_AGAIN, seen, version << 8 | attempt)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody was asked to stop."""
+        return self._memory.load(_STOP) != 0
+
+    def stop(self) -> None:
+        """All are to stop at the committed version."""
+        self._memory.store(_STOP, 1)
+
+    def note_failure(self, step: int, lane: int, text: str, attempt: str) -> bool:
+        """Remember that a lane failed here; whether it has failed like that in another process before."""
+        key = mix(step, lane, _hash(text)) | 1
+        author = _hash(attempt) | 1
+        for place in range(_FAILURES):
+            at = self._failures_at + 16 * place
+            seen = self._memory.load(at)
+            if seen == key:
+                return self._memory.load(at + 8) != author
+            if not seen and self._memory.swap(at, 0, key):
+                self._memory.store(at + 8, author)
+                return False
+        return False
+
+    # --- agreement ----------------------------------------------------------------------------
+
+    def agree(self, version: int, number: int, rank: int, value: Any) -> Any:
+        """The value of whoever comes first to the `number`-th agreement of a step."""
+        if number >= _AGREEMENTS // 2:
+            raise ConfigError(
+                f"more than {_AGREEMENTS // 2} calls of step.agree() in a step",
+                fix="agree on one dictionary instead of many values",
+            )
+        place = (version & 1) * (_AGREEMENTS // 2) + number
+        tag = mix(version, number) >> 16
+        at = self._winners_at + 8 * place
+        seen = self._memory.load(at)
+        if seen >> 16 != tag:
+            self._write(rank, place, value)
+            self._memory.swap(at, seen, tag << 16 | rank)
+            seen = self._memory.load(at)
+        return self._read(seen & 0xFFFF, place)
+
+    def _write(self, rank: int, place: int, value: Any) -> None:
+        body = json.dumps(value).encode()
+        if len(body) > _VALUE_BYTES - 8:
+            raise ConfigError(
+                f"step.agree() was given {len(body)} bytes, there is room for {_VALUE_BYTES - 8}",
+                fix="agree on a number or a short text",
+            )
+        at = self._value(rank, place)
+        packed = len(body).to_bytes(8, "little") + body
+        self._bytes[at : at + len(packed)] = memoryview(packed)
+
+    def _read(self, rank: int, place: int) -> Any:
+        at = self._value(rank, place)
+        length = int.from_bytes(self._bytes[at : at + 8].tobytes(), "little")
+        return json.loads(self._bytes[at + 8 : at + 8 + length].tobytes())
+
+    def _value(self, rank: int, place: int) -> int:
+        return self._values_at + (rank * _AGREEMENTS + place) * _VALUE_BYTES
+
+    def _row(self, generation: int, rank: int) -> int:
+        if rank >= self._most_ranks:
+            raise ConfigError(
+                f"rank {rank} of at most {self._most_ranks}",
+                fix="give run.trainer() a larger most_ranks",
+            )
+        return self._rows_at + (generation % _TABLES * self._most_ranks + rank) * _LINE
+
+
+def start_time(pid: int) -> int:
+    """When a process began, in ticks since boot; 0 when there is none. With the id it names a process for good."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def activity(pid: int) -> tuple[str, int]:
+    """(state letter, ticks of CPU used) of a process; an empty letter when there is none."""
+    fields = _stat(pid)
+    return (fields[0], int(fields[11]) + int(fields[12])) if fields else ("", 0)
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _another(name: str) -> MismatchError:
+    return MismatchError(
+        f"arena {name!r} belongs to a trainer with another model or other lanes",
+        fix="make one trainer per run with the same arguments on every rank",
+    )
+
+
+def _hash(text: str) -> int:
+    import hashlib
+
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def _up(value: int) -> int:
+    return (value + _LINE - 1) // _LINE * _LINE

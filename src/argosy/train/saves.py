@@ -1,0 +1,170 @@
+"""The plain save: the committed version in one safetensors file with a commit record, written on stop and read on resume.
+
+One rank writes, with the version pinned: beside, flushed, read back and compared, then renamed. A resume checks the digest, the plan, the data and the numerics fingerprint before anything is trained. No pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from argosy.errors import ConfigError, MismatchError, NoRoom
+from argosy.move import hostmemory
+from argosy.move.layout import Layout
+from argosy.train import digests, fingerprint
+from argosy.train.memories import Version
+from argosy.train.settings import Settings
+from argosy.train.stateplan import StatePlan
+
+if TYPE_CHECKING:
+    from argosy.train.trainer import Trainer
+
+_RECORD, _TENSORS = "SAVE.json", "state.safetensors"
+_WAIT_SECONDS = 20.0
+
+
+def save(directory: Path, version: Version, facts: Mapping[str, Any]) -> Path:
+    """Write a version; the directory appears when it is whole."""
+    step = int(version.ledger["step"])
+    target = directory / f"step-{step:09d}"
+    if target.exists():
+        return target
+    beside = directory / f".{target.name}.{os.getpid()}"
+    beside.mkdir(parents=True, exist_ok=True)
+    try:
+        named = dict(zip(_keys(version.plan), version.tensors, strict=True))
+        save_file({key: tensor.contiguous() for key, tensor in named.items()}, beside / _TENSORS)
+        record = {
+            **facts,
+            "format": 1,
+            "step": step,
+            "ledger": version.ledger,
+            "begun": [name for name in version.plan.names if version.has_begun(name)],
+            "digest": digests.of_version(version),
+            "plan": version.plan.digest,
+        }
+        _verify(beside / _TENSORS, named)
+        (beside / _RECORD).write_text(json.dumps(record, indent=1))
+        for path in (beside / _TENSORS, beside / _RECORD, beside):
+            _flush(path)
+        beside.rename(target)
+        _flush(directory)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    return target
+
+
+def newest(directory: Path) -> Path | None:
+    """The newest whole save in a directory, or the directory itself if it is one."""
+    if (directory / _RECORD).exists():
+        return directory
+    found = sorted(path for path in directory.glob("step-*") if (path / _RECORD).exists())
+    return found[-1] if found else None
+
+
+def record_of(path: Path) -> dict[str, Any]:
+    """What a save says of itself."""
+    found: dict[str, Any] = json.loads((path / _RECORD).read_text())
+    return found
+
+
+def load(path: Path, version: Version) -> None:
+    """Fill a version from a save; MismatchError when it is not what it says it is."""
+    record = record_of(path)
+    if record["plan"] != version.plan.digest:
+        raise MismatchError(
+            f"{path} was saved by another model or optimizer",
+            fix="resume with the model and optimizer it was made with",
+        )
+    stored = load_file(path / _TENSORS)
+    for key, tensor in zip(_keys(version.plan), version.tensors, strict=True):
+        tensor.copy_(stored[key])
+    for name in version.plan.names:
+        version.set_begun(name, name in set(record["begun"]))
+    version.ledger = record["ledger"]
+    if digests.of_version(version) != record["digest"]:
+        raise MismatchError(
+            f"{path} does not have the digest it was saved with", fix="use an older save"
+        )
+
+
+def check_facts(path: Path, facts: Mapping[str, Any], *, allow_drift: bool = False) -> None:
+    """Refuse a resume with other data or under another numerics fingerprint."""
+    record = record_of(path)
+    if record["data"] != facts["data"]:
+        raise MismatchError(
+            f"{path} was trained on other data, another batch size, other lanes or another seed",
+            fix="resume with the same data and seed, or start a new run",
+        )
+    changed = fingerprint.differences(record["fingerprint"], facts["fingerprint"])
+    if changed and not allow_drift:
+        raise MismatchError(
+            f"{path} was saved under another numerics fingerprint: {'; '.join(changed)}",
+            fix="resume where it was saved, or give --allow-drift: bits will differ",
+        )
+
+
+def save_once(trainer: Trainer) -> None:
+    """One of the ranks that stop saves; the others wait for it, and take its place if it ends before."""
+    directory = Path(trainer.run.directory) / "saves"
+    crew = trainer.crew
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while time.monotonic() < deadline:
+        step = trainer.step
+        if (directory / f"step-{step:09d}" / _RECORD).exists() or step == 0:
+            return
+        if crew.first_living() == crew.rank:
+            version, slot = trainer.pin()
+            try:
+                save(directory, trainer.version_in(slot), trainer.facts())
+            finally:
+                trainer.unpin(version)
+            return
+        time.sleep(0.02)
+
+
+def check_room(
+    plan: StatePlan, layout: Layout, model: torch.nn.Module, settings: Settings
+) -> None:
+    """Refuse a model that does not fit, before anything is made."""
+    weights = sum(p.numel() for p in model.parameters()) * (2 if settings.precision == "bfloat16" else 4)
+    needed = weights + 2 * plan.num_bytes + layout.places.total
+    available = hostmemory.available_bytes()
+    if needed > available:
+        share = available / needed
+        fits = int(sum(p.numel() for p in model.parameters()) * share)
+        raise NoRoom(
+            f"training needs {needed / 2**30:.1f} GiB of shared memory "
+            f"(weights {weights / 2**30:.1f}, state {2 * plan.num_bytes / 2**30:.1f}, "
+            f"gradients {layout.places.total / 2**30:.1f}), {available / 2**30:.1f} GiB are free",
+            fix=f"about {fits / 1e6:.0f} M parameters would fit; fewer lanes need fewer slots",
+        )
+
+
+def _verify(path: Path, named: Mapping[str, torch.Tensor]) -> None:
+    """What was written is read again and compared, byte by byte."""
+    stored = load_file(path)
+    for key, tensor in named.items():
+        if digests.of_tensor(stored[key]) != digests.of_tensor(tensor):
+            raise ConfigError(f"{key!r} was not written as it is", fix="look at the disk")
+
+
+def _keys(plan: StatePlan) -> list[str]:
+    return [f"{field.name}/{field.key}" for field in plan.fields]
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

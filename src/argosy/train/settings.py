@@ -1,0 +1,82 @@
+"""How a trainer behaves besides model, data, loss and optimizer: one frozen object, checked when it is made.
+
+Given to `run.trainer(settings=…)`, or field by field as keyword arguments. Read by the parts of the trainer; never changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from argosy.config.nearest import did_you_mean
+from argosy.errors import ConfigError
+from argosy.train.guards import Guard
+
+Mode = Literal["exact", "fast"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything has a default."""
+
+    clip: float | None = None
+    """Largest norm of the gradient of each update."""
+    schedule: Callable[[int], float] | None = None
+    """Factor of the learning rates by step."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the weights that the model computes with; masters stay float32."""
+    mode: Mode = "exact"
+    layout: Literal["shared", "replicated"] = "shared"
+    ema: float | None = None
+    """Decay of the average of the parameters; None: none is kept."""
+    guard: Guard = dataclasses.field(default_factory=Guard)
+    counts: Callable[[Any], Mapping[str, float]] | None = None
+    """Denominators of named loss terms, for a batch, before backward."""
+    terms: tuple[str, ...] = ("loss",)
+    """Names of the loss terms, when the loss returns several."""
+    prefetch: int = 2
+    """Steps whose batches are made ahead; 0: none."""
+    audit: bool = True
+    """Compute one block of the first step twice, on two ranks, and compare bits; exact mode only."""
+    most_ranks: int = 64
+    """Room for so many ranks in a live resize."""
+    hang_seconds: float = 1.0
+    """A member that does nothing for so long beyond three median steps is taken for hung."""
+    first_hang_seconds: float = 300.0
+    """The same while no step is done yet: compilation, warm-up."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def resolve(settings: Settings | None, given: Mapping[str, Any]) -> Settings:
+    """Settings with the keyword arguments applied."""
+    known = {field.name for field in dataclasses.fields(Settings)}
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"run.trainer() has no argument {name!r}", fix=did_you_mean(name, known)
+            )
+    return dataclasses.replace(settings or Settings(), **given)
+
+
+def _check(settings: Settings) -> None:
+    _check_choice("precision", settings.precision, ("float32", "bfloat16"))
+    _check_choice("mode", settings.mode, ("exact", "fast"))
+    _check_choice("layout", settings.layout, ("shared", "replicated"))
+    if settings.clip is not None and not settings.clip > 0:
+        raise ConfigError(f"clip = {settings.clip}", fix="give a positive norm, or None")
+    if settings.ema is not None and not 0 < settings.ema < 1:
+        raise ConfigError(f"ema = {settings.ema}", fix="give a decay between 0 and 1, or None")
+    if settings.prefetch < 0 or settings.most_ranks < 1:
+        raise ConfigError("prefetch or most_ranks is negative", fix="count from 0, ranks from 1")
+    if settings.hang_seconds <= 0 or settings.first_hang_seconds <= 0:
+        raise ConfigError("hang_seconds is not positive", fix="give seconds")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"{name} = {value!r}", fix=did_you_mean(str(value), choices)
+        )

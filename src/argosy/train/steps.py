@@ -1,0 +1,84 @@
+"""What user code holds in its loop: a step, which is a transaction, and the result it comes to.
+
+`step()` is `update` and `commit`; several losses make several updates and one commit. Nothing of a step is visible before its commit. Made by trainer.py; the work itself is in transaction.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from argosy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argosy.train.lanes import Loss
+    from argosy.train.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a committed step came to; the same on every rank but for the seconds."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    terms: dict[str, float]
+    """Mean of each term of the loss."""
+    tokens: float
+    """What the loss counted."""
+    seconds: float
+    is_skipped: bool = False
+    parts: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all ranks together."""
+        return self.tokens / self.seconds if self.seconds > 0 else math.nan
+
+
+class Step:
+    """One optimizer update of the whole run."""
+
+    def __init__(self, trainer: Trainer, index: int) -> None:
+        self._trainer = trainer
+        self._started = time.monotonic()
+        self._updated: list[int] = []
+        self._agreements = 0
+        self.index = index
+        self.result: Result | None = None
+        """Set by the commit."""
+
+    def __call__(self) -> Result:
+        """Compute, update, commit."""
+        self.update()
+        return self.commit()
+
+    def update(self, loss: Loss | None = None, optimizer: str | None = None) -> None:
+        """Compute the gradient of a loss on all lanes and update the parameters of one optimizer."""
+        part = self._trainer.part_of(optimizer, len(self._updated))
+        if self.result is not None or part in self._updated:
+            raise ConfigError(
+                f"step {self.index} has this update already", fix="make one update per optimizer"
+            )
+        self._trainer.compute(self, part, loss)
+        self._updated.append(part)
+
+    def commit(self) -> Result:
+        """Make the step's new version the committed one."""
+        if self.result is not None:
+            raise ConfigError(f"step {self.index} is committed already", fix="take the next step")
+        missing = self._trainer.num_parts - len(self._updated)
+        if missing:
+            raise ConfigError(
+                f"step {self.index} has {missing} updates to make before its commit",
+                fix="call step.update(loss, optimizer=…) for each optimizer",
+            )
+        self.result = self._trainer.finish(self, time.monotonic() - self._started)
+        return self.result
+
+    def agree(self, value: Any) -> Any:
+        """The value of whichever rank came first; for decisions from a clock, a file or anything else that ranks may see differently."""
+        self._agreements += 1
+        return self._trainer.agree(self._agreements - 1, value)

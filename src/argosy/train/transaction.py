@@ -1,0 +1,441 @@
+"""One step on the exchange until it is committed, through deaths, hangs and changes of membership.
+
+Lanes are computed and published, their sum is read by the owners of pages, the wait for the norm is the vote, owners write the next version, whoever sees all pages done flips it, and the weights are
+derived anew. Whatever interrupts this, the membership settles and the step goes on from what is there: finished blocks, votes and pages stay valid. Every part may be repeated; none is ever done in place.
+Called by steps.py; who computes what comes from shares.py, what follows from bad numbers from guards.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from argosy.errors import GenerationChanged, NoRoom, PeerLost, RoundOver, StepStopped
+from argosy.move.exchange import Exchange
+from argosy.move.gathered import Gathered, total
+from argosy.move.layout import Layout
+from argosy.move.rounds import Round
+from argosy.train import audits, guards, recovery
+from argosy.train.crew import Crew, Moved, Stopped
+from argosy.train.injection import Injector
+from argosy.train.lanes import BUFFER, Lanes, Loss
+from argosy.train.memories import Memories, Version
+from argosy.train.patience import Patience
+from argosy.train.settings import Settings
+from argosy.train.shares import dealt_lanes, lanes_of, owners_of_lanes, parameters_of
+from argosy.train.updates import Updater
+
+_ATTEMPT_BITS = 40
+_INTERRUPTIONS = (Moved, PeerLost, GenerationChanged)
+
+
+class Work:
+    """What one step is to do: for each part, the loss; and what is committed with it."""
+
+    def __init__(self, version: int, step: int, index: int) -> None:
+        self.version = version
+        self.step = step
+        self.index = index
+        """Of the batch: the step plus the batches that were left out before it."""
+        self.losses: dict[int, Loss] = {}
+        self.ledger: Callable[[], dict[str, Any]] = dict
+
+
+class Transaction:
+    """This rank's part in the steps of a run."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        exchange: Exchange,
+        memories: Memories,
+        lanes: Lanes,
+        updaters: list[Updater],
+        settings: Settings,
+        batch_of: Callable[[int, int], Any],
+    ) -> None:
+        self.crew = crew
+        self._exchange = exchange
+        self._state = exchange.state
+        self._layout: Layout = exchange.layout
+        self._memories = memories
+        self._lanes = lanes
+        self._updaters = updaters
+        self._settings = settings
+        self._batch_of = batch_of
+        self._guard = guards.Watch(settings.guard)
+        self._gradients = torch.empty(self._layout.num_elements)
+        self._injector = Injector(crew.gang)
+        self.patience = Patience(
+            crew,
+            first_seconds=settings.first_hang_seconds,
+            more_seconds=settings.hang_seconds,
+        )
+        self.recomputed = 0
+        """Lanes computed by this rank that another had been meant to compute."""
+
+    # --- what steps.py calls ------------------------------------------------------------------
+
+    def update(self, work: Work, part: int, loss: Loss) -> None:
+        """Compute a part of the step and write its pages of the next version."""
+        work.losses[part] = loss
+        self._persist(lambda: self._run_parts(work))
+
+    def commit(self, work: Work) -> int:
+        """Flip to the next version and derive the weights; its slot."""
+        found: list[int] = []
+
+        def finish() -> None:
+            self._run_parts(work)
+            found[:] = [self._flip(work)]
+
+        self._persist(finish)
+        return found[0]
+
+    def evaluate(self, work: Work, number: int, compute: Callable[[int], dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+        """Totals of terms over all lanes, without an update; `number` counts such rounds of one version."""
+        found: list[Gathered] = []
+
+        def gather() -> None:
+            round = Round(work.version, work.step, len(self._updaters) + number)
+            for first, count in self._blocks():
+                for node in self._layout.blocks(first, count):
+                    claim = self._exchange.claim(round, node)
+                    if claim is None:
+                        continue
+                    terms: dict[str, tuple[float, float]] = {}
+                    for lane in range(node.first, node.stop):
+                        for name, (part, size) in compute(lane).items():
+                            before = terms.get(name, (0.0, 0.0))
+                            terms[name] = (before[0] + part, before[1] + size)
+                    self._exchange.publish(claim, touched=(), terms=terms)
+            found[:] = [self._wait_lanes(round)]
+            self.patience.wait(
+                lambda deadline: self._exchange.wait_read(round, deadline=deadline), self._others
+            )
+
+        self._persist(gather)
+        return found[0].terms
+
+    def enter(self) -> None:
+        """Take part for the first time."""
+        self._settle_persistently()
+
+    def lanes_of_this_rank(self) -> list[int]:
+        """The lanes that this rank is to compute in an ordinary step."""
+        return [lane for first, count in self._blocks() for lane in range(first, first + count)]
+
+    def settle(self) -> None:
+        """Enter the membership that is there, and complete what a dead member left of the weights."""
+        self.crew.settle()
+        self.__dict__.pop("_mine", None)
+        version, slot = self._state.current()
+        self._refresh(version, slot)
+
+    # --- persistence --------------------------------------------------------------------------
+
+    def _persist(self, attempt: Callable[[], None]) -> None:
+        """Try until nothing interrupts."""
+        while True:
+            try:
+                attempt()
+                return
+            except _INTERRUPTIONS:
+                self._settle_persistently()
+
+    def _settle_persistently(self) -> None:
+        while True:
+            try:
+                self.settle()
+                return
+            except _INTERRUPTIONS:
+                continue
+
+    # --- a part of a step ---------------------------------------------------------------------
+
+    def _run_parts(self, work: Work) -> None:
+        for part, loss in work.losses.items():
+            if self._state.current()[0] > work.version:
+                return
+            try:
+                self._run_part(work, part, loss)
+            except RoundOver:
+                continue  # the others needed nothing more of this rank
+
+    def _run_part(self, work: Work, part: int, loss: Loss) -> None:
+        attempt = self._exchange_attempt(work)
+        round = Round(work.version, attempt << _ATTEMPT_BITS | work.step, part)
+        if self._exchange.is_over(round):
+            return
+        self._compute(work, round, loss, attempt)
+        gathered = self._wait_lanes(round)
+        self._audit(work, gathered, loss)
+        mine = self._pages(part)
+        partials = self._exchange.reduce(gathered, mine, self._gradients)
+        self._injector.pass_by("vote", work.step)
+        self._exchange.vote(round, mine, partials)
+        votes = self.patience.wait(
+            lambda deadline: self._exchange.wait_votes(round, deadline=deadline),
+            lambda: self._owners_of(self._exchange.unvoted(round)),
+        )
+        outcome = self._judge(work, gathered, votes, part, attempt)
+        if outcome["verdict"] == "again":
+            self.crew.roster.compute_again(work.version, attempt + 1)
+            raise Moved
+        self._write(work, part, gathered, outcome)
+        if part + 1 < len(self._updaters):
+            self.patience.wait(
+                lambda deadline: self._state.wait_done(round, deadline=deadline),
+                lambda: self._owners_of(self._state.undone(work.version + 1)),
+            )
+
+    def _exchange_attempt(self, work: Work) -> int:
+        return self.crew.roster.attempt_of(work.version)
+
+    def _compute(self, work: Work, round: Round, loss: Loss, attempt: int) -> None:
+        """Compute and publish the blocks that are this rank's and not there yet."""
+        old = self._memories.version(self._state.current()[1])
+        for first, count in self._blocks(attempt):
+            for node in self._layout.blocks(first, count):
+                claim = self._claim(round, node)
+                if claim is None:
+                    continue
+                self._injector.pass_by("lane", work.step)
+                try:
+                    touched, terms = self._lanes.compute(
+                        claim,
+                        work.step,
+                        loss,
+                        lambda lane: self._batch_of(work.index, lane),
+                        old.tensor,
+                    )
+                except BaseException as error:
+                    claim.release()
+                    self._note_failure(work, error)
+                    raise
+                self._injector.pass_by("publish", work.step, claim.flat)
+                self._exchange.publish(claim, touched=touched, terms=terms)
+                self.crew.look()
+
+    def _note_failure(self, work: Work, error: BaseException) -> None:
+        """A lane raised. Here it ends this process; if it does so elsewhere too, no restart will help."""
+        if isinstance(error, (*_INTERRUPTIONS, Stopped, KeyboardInterrupt, SystemExit)):
+            return
+        lane, text = self._lanes.lane, f"{type(error).__name__}: {error}"
+        attempt = os.environ.get("ARGOSY_ATTEMPT", str(os.getpid()))
+        is_repeated = self.crew.roster.note_failure(work.step, lane, text, attempt)
+        if recovery.judge_failure(is_repeated=is_repeated) == "fail":
+            self.crew.gang.fail(f"step {work.step}, lane {lane} raised on two ranks: {text}")
+
+    def _audit(self, work: Work, gathered: Gathered, loss: Loss) -> None:
+        """In the first step one block is computed once more, by another rank."""
+        members = self.crew.members
+        if work.version or not self._settings.audit or self._settings.mode != "exact":
+            return
+        if self.crew.position != 1 % len(members):
+            return
+        block = gathered.blocks[0]
+        claim = audits.PrivateClaim(gathered.round, block.node, self._layout)
+        old = self._memories.version(self._state.current()[1])
+        self._lanes.compute(
+            claim, work.step, loss, lambda lane: self._batch_of(work.index, lane), old.tensor
+        )
+        audits.compare(claim.flat, self._exchange.slot(block.slot), block.node, self._layout)
+
+    def _claim(self, round: Round, node: Any) -> Any:
+        """A slot for a block; while all slots hold blocks that wait for a sibling, somebody else's will free one."""
+
+        def claim(deadline: float) -> Any:
+            while True:
+                try:
+                    return self._exchange.claim(round, node)
+                except NoRoom:
+                    self._exchange.wait_progress(deadline=deadline)
+
+        return self.patience.wait(claim, self._others)
+
+    def _blocks(self, attempt: int = 0) -> list[tuple[int, int]]:
+        """(first, count) of the lanes of this rank; a step that is computed again is dealt to others."""
+        count = len(self.crew.members)
+        position = (self.crew.position + attempt) % count
+        lanes = self._layout.num_lanes
+        if not self.crew.is_interim:
+            mine = lanes_of(position, count, lanes)
+            return [(mine.start, len(mine))] if mine else []
+        return [(lane, 1) for lane in dealt_lanes(position, count, lanes)]
+
+    def _wait_lanes(self, round: Round) -> Gathered:
+        owners = owners_of_lanes(
+            self.crew.members, self._layout.num_lanes, is_interim=self.crew.is_interim
+        )
+
+        def wait(deadline: float) -> Gathered:
+            if self.crew.roster.attempt_of(round.version) > round.step >> _ATTEMPT_BITS:
+                raise Moved  # the step is computed again
+            return self._exchange.wait_lanes(round, deadline=deadline, owners=owners)
+
+        return self.patience.wait(
+            wait, lambda: sorted({owners[lane] for lane in self._exchange.missing(round)})
+        )
+
+    def _judge(self, work: Work, gathered: Gathered, votes: list[float], part: int, attempt: int) -> dict[str, Any]:
+        """The result of a part: the same on every rank."""
+        terms = gathered.terms
+        count = terms["loss"][1] if len(terms) == 1 else 1.0
+        count = count or 1.0
+        norm = math.sqrt(total(votes)) / count if all(map(math.isfinite, votes)) else math.nan
+        loss = 0.0
+        for name, (part_sum, size) in terms.items():
+            loss += self._lanes.weights.get(name, 1.0) * part_sum / (size or 1.0)
+        ledger = self._memories.version(self._state.current()[1]).ledger
+        self._guard.recall(ledger.get("losses", []))
+        skips = sum(1 for each in ledger.get("skipped", []) if each > work.step - self._settings.guard.window)
+        verdict = self._guard.judge(loss, norm, attempt=attempt, skips=skips)
+        if verdict == "stop":
+            raise StepStopped(
+                f"step {work.step}: loss {loss:g}, gradient norm {norm:g}, computed {attempt + 1} times",
+                fix="look at the batch and the learning rate; run.trainer(guard=…) can skip or rewind instead",
+            )
+        clip = self._settings.clip
+        factor = 1.0 if clip is None or not norm > clip else clip / (norm + 1e-6)
+        return {
+            "verdict": verdict,
+            "loss": loss,
+            "norm": norm,
+            "terms": {name: list(value) for name, value in terms.items()},
+            "scale": factor / count,
+        }
+
+    def _write(self, work: Work, part: int, gathered: Gathered, outcome: dict[str, Any]) -> None:
+        """Make this rank's pages of the next version."""
+        layout = self._layout
+        undone = set(self._state.undone(work.version + 1))
+        names = [name for name in self._mine[part] if not undone.isdisjoint(layout.pages_of(name))]
+        if not names:
+            return
+        pages = [page for name in names for page in layout.pages_of(name)]
+        self._injector.pass_by("update", work.step)
+        slot = self.patience.wait(
+            lambda deadline: self._state.begin(work.version + 1, deadline=deadline), self._others
+        )
+        old, new = self._memories.version(self._state.current()[1]), self._memories.version(slot)
+        if outcome["verdict"] == "go":
+            self._advance(part, old, new, names, gathered, outcome["scale"], work.step)
+        else:
+            for name in names:
+                new.copy_from(old, name)
+        first = layout.pages_of_part(part)[0]
+        if first in pages:
+            new.set_result(part, outcome)
+            if part == 0:
+                new.ledger = self._next_ledger(old, work, outcome)
+        self._injector.pass_by("flip", work.step)
+        self._state.mark_done(work.version + 1, pages)
+
+    def _advance(self, part: int, old: Version, new: Version, names: list[str], gathered: Gathered, scale: float, step: int) -> None:
+        gradients: dict[str, torch.Tensor | None] = {}
+        found: list[torch.Tensor] = []
+        for name in names:
+            flat = self._gradients[slice(*self._layout.span(name))]
+            if name.startswith(BUFFER):
+                _average(old, new, name, flat, self._layout.num_lanes)
+            elif name in gathered.touched:
+                gradients[name] = flat
+                found.append(flat)
+            else:
+                gradients[name] = None
+        if found:
+            torch._foreach_mul_(found, scale)
+        schedule = self._settings.schedule
+        self._updaters[part].update(old, new, gradients, schedule(step) if schedule else 1.0)
+        if self._settings.ema is not None:
+            for name in gradients:
+                torch.lerp(
+                    old.tensor(name, "ema"),
+                    new.tensor(name),
+                    1.0 - self._settings.ema,
+                    out=new.tensor(name, "ema"),
+                )
+
+    def _next_ledger(self, old: Version, work: Work, outcome: dict[str, Any]) -> dict[str, Any]:
+        ledger = {**old.ledger, **work.ledger(), "step": work.step + 1}
+        if outcome["verdict"] != "go":
+            ledger["skipped"] = [*ledger.get("skipped", []), work.step][-256:]
+        elif self._settings.guard.spike is not None:
+            window = self._settings.guard.window
+            ledger["losses"] = [*ledger.get("losses", []), outcome["loss"]][-window:]
+        return ledger
+
+    # --- the flip -----------------------------------------------------------------------------
+
+    def _flip(self, work: Work) -> int:
+        wanted = work.version + 1
+        if self._state.current()[0] < wanted:
+            self.patience.wait(
+                lambda deadline: self._state.wait_flip(wanted, deadline=deadline),
+                lambda: self._owners_of(self._state.undone(wanted)),
+            )
+        version, slot = self._state.current()
+        self._injector.pass_by("refresh", work.step)
+        self._refresh(version, slot)
+        return slot
+
+    def _refresh(self, version: int, slot: int) -> None:
+        """Derive this rank's share of the weights from the committed version, and wait for the others'."""
+        stale = set(self._state.unrefreshed(version))
+        if stale:
+            names = [
+                name
+                for part in self._mine
+                for name in part
+                if not stale.isdisjoint(self._layout.pages_of(name))
+            ]
+            self._memories.refresh(slot, names)
+            pages = [page for name in names for page in self._layout.pages_of(name)]
+            self._state.mark_refreshed(version, pages)
+        self.patience.wait(
+            lambda deadline: self._state.wait_refreshed(version, deadline=deadline),
+            lambda: self._owners_of(self._state.unrefreshed(version)),
+        )
+
+    # --- shares -------------------------------------------------------------------------------
+
+    @cached_property
+    def _mine(self) -> list[list[str]]:
+        """The names that this rank updates, by part; found anew when the membership changes."""
+        return [self._names_of(self.crew.position, part) for part in range(len(self._updaters))]
+
+    def _names_of(self, position: int, part: int) -> list[str]:
+        layout = self._layout
+        names = layout.parts[part] if layout.parts else [p.name for p in layout.parameters]
+        costs = {name: layout.parameters[layout.indices[name]].numel for name in names}
+        return parameters_of(position, len(self.crew.members), costs)
+
+    def _pages(self, part: int) -> list[int]:
+        return [page for name in self._mine[part] for page in self._layout.pages_of(name)]
+
+    def _owners_of(self, pages: list[int]) -> list[int]:
+        wanted = set(pages)
+        found = []
+        for position, rank in enumerate(self.crew.members):
+            for part in range(len(self._updaters)):
+                names = self._names_of(position, part)
+                if any(not wanted.isdisjoint(self._layout.pages_of(name)) for name in names):
+                    found.append(rank)
+                    break
+        return found
+
+    def _others(self) -> list[int]:
+        return [rank for rank in self.crew.members if rank != self.crew.rank]
+
+
+def _average(old: Version, new: Version, name: str, flat: torch.Tensor, num_lanes: int) -> None:
+    """A buffer's next value: the mean over the lanes; of integers lane 0's."""
+    target = new.tensor(name)
+    value = flat.view(target.shape)
+    target.copy_(value / num_lanes if target.is_floating_point() else value)
