@@ -432,3 +432,41 @@ def test_a_late_answer_to_an_earlier_keepers_hello_acknowledges_nothing_of_the_n
     assert not stage.sent("ack")
     stage.take(stage.side.tick(stage.side.deadline()))
     assert [hello.keeper for hello in stage.hellos[-2:]] == ["k2", "k2"]
+
+
+def test_one_without_a_link_is_told_to_reform_when_it_speaks():
+    stage = Stage(attempts=[("r1.t.0.0", "running")])
+    newcomer = launch("r1.t.0.0", gang=True, generation=2, rank=0)
+    reform = {"generation": 2, "rank": 0, "world_size": 1}
+    stage.wants(("r1.t.0.0", "running", {"launch": newcomer, "reform": reform}))
+    stage.reply(store={"host": "127.0.0.1", "port": 2, "hosted": True})
+    [tell] = stage.sent("tell")
+    refusal = {"type": "reply", "id": tell["id"], "ok": False, "error": "has no link"}
+    stage.take(stage.side.keeper_reply(stage.now, tell["id"], refusal))
+    assert len(stage.sent("tell")) == 1
+    message = {"say": "join", "generation": 1}
+    stage.event(1, "link", attempt="r1.t.0.0", message=message)
+    assert [frame["message"]["generation"] for frame in stage.sent("tell")] == [2, 2]
+
+
+def test_one_without_a_link_that_stays_silent_is_told_again_after_a_while():
+    stage = Stage(attempts=[("r1.t.0.0", "running")])
+    fault = {"tell": "fault", "kind": "nan", "step": 3, "number": 7}
+    member = launch("r1.t.0.0", gang=True, generation=1, rank=0)
+    stage.wants(("r1.t.0.0", "running", {"launch": member, "faults": [fault]}))
+    [tell] = stage.sent("tell")
+    assert tell["message"] == fault
+    refusal = {"type": "reply", "id": tell["id"], "ok": False, "error": "has no link"}
+    stage.take(stage.side.keeper_reply(stage.now, tell["id"], refusal))
+    stage.now = stage.side.deadline()
+    stage.take(stage.side.tick(stage.now))
+    assert len(stage.sent("tell")) == 2
+
+
+def test_each_fault_is_told_once_by_one_agent():
+    stage = Stage(attempts=[("r1.t.0.0", "running")])
+    member = launch("r1.t.0.0", gang=True, generation=1, rank=0)
+    faults = [{"tell": "fault", "kind": "nan", "step": n, "number": n} for n in (3, 4)]
+    stage.wants(("r1.t.0.0", "running", {"launch": member, "faults": faults[:1]}))
+    stage.wants(("r1.t.0.0", "running", {"launch": member, "faults": faults}))
+    assert [frame["message"]["number"] for frame in stage.sent("tell")] == [3, 4]

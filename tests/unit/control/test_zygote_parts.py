@@ -137,6 +137,17 @@ def test_a_preload_that_exits_is_an_error_that_names_it(tmp_path, monkeypatch):
     assert caught.value.module == "leaving_early"
 
 
+def test_a_preload_with_a_question_mark_is_left_out_where_it_cannot_be_imported(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "leaving_early_too.py").write_text("import sys; sys.exit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")
+    preloads = Preloads()
+    preloads.load(["json?", "there_is_no_such_module?", "leaving_early_too?"])
+    assert preloads.modules == ["json"]
+
+
 def test_only_files_that_a_fresh_interpreter_would_import_shadow(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")
     preloads = Preloads()
