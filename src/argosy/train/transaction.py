@@ -43,6 +43,9 @@ class Work:
         self.index = index
         """Of the batch: the step plus the batches that were left out before it."""
         self.losses: dict[int, Loss] = {}
+        self.finished: set[tuple[int, int]] = set()
+        """(part, membership) pairs of which this rank has done its share."""
+        self.is_audited = False
         self.ledger: Callable[[], dict[str, Any]] = dict
 
 
@@ -160,12 +163,16 @@ class Transaction:
 
     def _run_parts(self, work: Work) -> None:
         for part, loss in work.losses.items():
+            share = part, self.crew.num_moves
             if self._state.current()[0] > work.version:
                 return
+            if share in work.finished:
+                continue
             try:
                 self._run_part(work, part, loss)
             except RoundOver:
-                continue  # the others needed nothing more of this rank
+                pass  # the others needed nothing more of this rank
+            work.finished.add(share)
 
     def _run_part(self, work: Work, part: int, loss: Loss) -> None:
         attempt = self._exchange_attempt(work)
@@ -235,10 +242,11 @@ class Transaction:
     def _audit(self, work: Work, gathered: Gathered, loss: Loss) -> None:
         """In the first step one block is computed once more, by another rank."""
         members = self.crew.members
-        if work.version or not self._settings.audit or self._settings.mode != "exact":
+        if work.version or work.is_audited or not self._settings.audit:
             return
-        if self.crew.position != 1 % len(members):
+        if self._settings.mode != "exact" or self.crew.position != 1 % len(members):
             return
+        work.is_audited = True
         block = gathered.blocks[0]
         claim = audits.PrivateClaim(gathered.round, block.node, self._layout)
         old = self._memories.version(self._state.current()[1])
