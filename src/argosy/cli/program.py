@@ -70,7 +70,7 @@ def read_program(arguments: Arguments) -> Program:
                 *(n for n in secrets if n not in role.get("secrets", [])),
             ]
     if arguments.get("set") and not script.endswith(".toml"):
-        spec = _override(spec, arguments.get("set"))
+        spec = _apply_settings(spec, arguments.get("set"))
     _check_secrets(spec, secrets)
     return Program(spec, env, secrets)
 
@@ -185,6 +185,22 @@ def _read_file(arguments: Arguments, path: str) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(load_spec(path, arguments.get("set", [])))
     check_programs(document, working_directory(), os.environ)
     return document
+
+
+def _apply_settings(spec: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """`--set` beside a script or module is for its own config, which only the program knows; `roles.…` is for the spec."""
+    from argosy.config.overrides import parse_override
+
+    own = [text for text in overrides if parse_override(text)[0][0] != "roles"]
+    (role,) = spec["roles"].values()
+    if "command" in role:
+        own = []
+    if own:
+        import json
+
+        role["env"] = {**role.get("env", {}), "ARGOSY_SET": json.dumps(own)}
+    rest = [text for text in overrides if text not in own]
+    return _override(spec, rest) if rest else spec
 
 
 def _override(spec: dict[str, Any], overrides: list[str]) -> dict[str, Any]:

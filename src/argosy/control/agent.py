@@ -20,7 +20,6 @@ import time
 from collections import deque
 from typing import Any
 
-from argosy.control import isa
 from argosy.control.errands import Errands, Roster, is_exec
 from argosy.control.home import Cluster
 from argosy.control.hostside import HostOutputs, HostSide
@@ -30,6 +29,7 @@ from argosy.control.logindex import LogIndex
 from argosy.control.presence import LifeWatch, take_lock
 from argosy.control.probes import Probes
 from argosy.errors import ArgosyError, ClusterError, ProtocolError
+from argosy.native import isa
 from argosy.protocol.channel import Channel, Refused, agent_channel
 from argosy.protocol.messages import Ask, FromController, Launch, Wants
 

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from argosy.control import isa
 from argosy.control.loadtime import load_time, own_load_time
+from argosy.native import isa
 
 _MOST_CACHED = 64
 

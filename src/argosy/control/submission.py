@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 
 from argosy import __version__
+from argosy.config.warmth import DEFAULT_PRELOAD
 from argosy.control.home import Cluster, check_space, open_cluster
 from argosy.control.programs import check_programs, working_directory
 from argosy.errors import (
@@ -247,8 +248,8 @@ def _blame_version(client: Client, error: ArgosyError) -> ArgosyError:
 
 def warm_parent(submission: dict[str, Any]) -> dict[str, Any] | None:
     """The zygote that this run will want first, so that a new cluster begins to import while it starts."""
-    from argosy.control import isa
     from argosy.control.loadtime import load_time, own_load_time
+    from argosy.native import isa
 
     for role in submission["spec"]["roles"].values():
         if (role.get("script") or role.get("module")) and role.get("warm", True):
@@ -256,7 +257,7 @@ def warm_parent(submission: dict[str, Any]) -> dict[str, Any] | None:
             added = isa.environment(environment)
             return {
                 "python": role.get("python") or submission["python"],
-                "preload": role.get("preload", ["torch", "torch.distributed"]),
+                "preload": role.get("preload", list(DEFAULT_PRELOAD)),
                 "env": {**load_time(environment), **own_load_time(added)},
             }
     return None

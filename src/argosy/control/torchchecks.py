@@ -13,9 +13,8 @@ import signal
 import sys
 from collections.abc import Callable
 
-from argosy.control import isa
 from argosy.control.hostchecks import Check, broken, ok, run_child, warning
-from argosy.native import loader
+from argosy.native import isa, loader
 
 _TORCH_DEADLINE_SECONDS = 120.0
 

@@ -10,9 +10,9 @@ import sys
 
 import msgspec
 
-from argosy.control import isa
 from argosy.control.hostchecks import run_child
 from argosy.errors import ClusterError
+from argosy.native import isa
 
 _SECONDS = 150.0
 

@@ -1,8 +1,9 @@
-"""The gang that this process belongs to: who it is, whether that has changed, and how to join what comes after.
+"""The gang that this process belongs to: who it is, who has ended, and how to join what comes after.
 
-`argosy.join()` tells the runtime that this program can re-form in the same process. Then a peer's death is told at once, and
-`rejoin()` waits for the next generation and puts it into the environment, so that `torch.distributed.init_process_group`
-just works again. Outside Argosy there is a gang of one. Never imports torch, never tears down a process group by itself.
+`argosy.join()` tells the runtime that this program can re-form in the same process. Then a peer's end is told at once. A program with
+collectives calls `rejoin()`, which waits for the next generation and puts it into the environment, so that
+`torch.distributed.init_process_group` just works again; the trainer polls `lost()` and `coming()` and calls `take()`. Outside
+Argosy there is a gang of one. Never imports torch, never tears down a process group by itself.
 """
 
 from __future__ import annotations
@@ -11,15 +12,41 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from argosy.errors import ConfigError, GenerationChanged
 from argosy.protocol import link as links
+from argosy.worker import stops
 
 _JOIN_SECONDS = 30.0
 _REJOIN_SECONDS = 600.0
+_MOST_REASON = 8 << 10
 
 _joined: Gang | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a generation that was told and not yet taken."""
+
+    generation: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that a person asked this process to have."""
+
+    kind: str
+    """`kill`, `stop`, `slow`, `nan` or `raise`."""
+    step: int | None = None
+    """None: at once."""
+    point: str | None = None
+    """`lane`, `publish`, `vote`, `update`, `flip` or `refresh`; None: at the step's beginning."""
+    seconds: float = 0.0
+    number: int = 0
 
 
 def join(*, timeout: float = _JOIN_SECONDS) -> Gang:
@@ -36,8 +63,13 @@ def join(*, timeout: float = _JOIN_SECONDS) -> Gang:
     return _joined
 
 
+def joined() -> Gang | None:
+    """The gang that this process has joined; None if it has not."""
+    return _joined if _joined is not None and _joined.is_own_process() else None
+
+
 class Gang:
-    """This process's membership; `rejoin` moves it to a newer generation in place."""
+    """This process's membership; `rejoin` and `take` move it to a newer generation in place."""
 
     def __init__(self, link: links.Link | None) -> None:
         self._link = link
@@ -45,8 +77,14 @@ class Gang:
         self._condition = threading.Condition()
         self._next: dict[str, Any] | None = None
         """The newest generation told and not yet joined."""
-        self._lost: dict[str, Any] | None = None
+        self._ends: dict[int, dict[int, dict[str, Any]]] = {}
+        """What was told of ended members, by generation and rank; of this generation and newer ones."""
+        self._lost: frozenset[int] = frozenset()
+        """The ended ranks of this generation: replaced as a whole, so that it is read without the lock."""
+        self._death: dict[str, Any] | None = None
         """The first member of this generation that was heard to have died."""
+        self._faults: list[Fault] = []
+        self._known_faults: set[int] = set()
         self._callbacks: list[Callable[[Gang], None]] = []
         self.rank = _read_number("RANK", 0)
         self.world_size = _read_number("WORLD_SIZE", 1)
@@ -57,22 +95,41 @@ class Gang:
     def __repr__(self) -> str:
         return f"Gang(rank {self.rank} of {self.world_size}, generation {self.generation})"
 
+    # --- what has changed -----------------------------------------------------------------------
+
     @property
     def changed(self) -> bool:
         """Whether a member has died or a newer generation was formed."""
-        return self._next is not None or self._lost is not None
+        return self._next is not None or self._death is not None
 
     @property
     def reason(self) -> str:
         """What changed, in words; empty when nothing did."""
         with self._condition:
-            if self._lost is not None:
-                how = f"signal {self._lost['signal']}" if self._lost.get("signal") else ""
-                how = how or f"code {self._lost.get('code')}"
-                return f"rank {self._lost.get('rank')} of generation {self.generation} died ({how})"
+            if self._death is not None:
+                how = f"signal {self._death['signal']}" if self._death.get("signal") else ""
+                how = how or f"code {self._death.get('code')}"
+                rank = self._death.get("rank")
+                return f"rank {rank} of generation {self.generation} died ({how})"
             if self._next is not None:
                 return f"generation {self._next['generation']} was formed"
             return ""
+
+    def lost(self) -> frozenset[int]:
+        """Ranks of this generation whose processes have ended, however they did: none of them can write any more."""
+        return self._lost
+
+    def coming(self) -> Place | None:
+        """The place of this process in the newest generation that was told and not yet taken."""
+        told = self._next
+        if told is None:
+            return None
+        return Place(int(told["generation"]), int(told["rank"]), int(told["world_size"]))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this process was asked to save and leave; whoever reads this promises to do so."""
+        return stops.is_asked()
 
     def check(self) -> None:
         """Raise GenerationChanged if anything has changed."""
@@ -85,9 +142,19 @@ class Gang:
             return self._condition.wait_for(lambda: self.changed, timeout)
 
     def on_change(self, callback: Callable[[Gang], None]) -> None:
-        """Call back from the link's thread, the moment a change is heard: to abort a collective, for example."""
+        """Call back from the link's thread when a member has ended or a generation was formed: to abort a collective, say."""
         with self._condition:
             self._callbacks.append(callback)
+
+    def faults(self) -> list[Fault]:
+        """Faults that were told to this process since the last call."""
+        if not self._faults:
+            return []
+        with self._condition:
+            told, self._faults = self._faults, []
+        return told
+
+    # --- the next generation --------------------------------------------------------------------
 
     def rejoin(self, *, timeout: float = _REJOIN_SECONDS) -> Gang:
         """Wait for a newer generation, take the place it gives this process, and set the environment accordingly."""
@@ -103,11 +170,21 @@ class Gang:
                 raise TimeoutError(
                     f"no generation after {self.generation} was formed within {timeout:g} s"
                 )
-            told, self._next, self._lost = self._next, None, None
-            assert told is not None
-            self._take(told)
-        self._say_joined()
+        self.take()
         return self
+
+    def take(self) -> None:
+        """Take the place that `coming()` shows: numbers and environment. Nothing is waited for, and without one nothing happens."""
+        with self._condition:
+            told, self._next = self._next, None
+            if told is None:
+                return
+            self._take(told)
+            self._ends = {g: ends for g, ends in self._ends.items() if g >= self.generation}
+            self._review()
+        self._say_joined()
+
+    # --- what this process says -----------------------------------------------------------------
 
     def step(self, number: int) -> None:
         """Report progress; cheap enough for every step."""
@@ -119,9 +196,21 @@ class Gang:
         if self._link is not None:
             self._link.ready()
 
+    def suspect(self, rank: int, reason: str) -> None:
+        """Ask the runtime to take the stacks of all ranks, then to kill and reap this one; `lost()` shows when it is done."""
+        self._say({"say": "suspect", "rank": rank, "generation": self.generation}, reason)
+
+    def fail(self, reason: str) -> None:
+        """Say that the run cannot succeed: the runtime ends it with this cause, without a restart."""
+        self._say({"say": "fail"}, reason)
+
     def is_own_process(self) -> bool:
         """False in a forked child of the member."""
         return os.getpid() == self._pid
+
+    def _say(self, message: dict[str, Any], reason: str) -> None:
+        if self._link is not None:
+            self._link.say({**message, "reason": reason[:_MOST_REASON]})
 
     def _say_joined(self) -> None:
         if self._link is not None:
@@ -152,8 +241,9 @@ class Gang:
         variables |= told.get("env") or {}
         os.environ.update({name: str(value) for name, value in variables.items()})
 
+    # --- what is told, on the link's thread -----------------------------------------------------
+
     def _hear(self, frame: dict[str, Any]) -> None:
-        """A frame from the keeper, on the link's thread."""
         with self._condition:
             if not self._note(frame):
                 return
@@ -163,17 +253,14 @@ class Gang:
             callback(self)
 
     def _note(self, frame: dict[str, Any]) -> bool:
-        """Remember what the frame means for this gang; False if it means nothing."""
+        """Remember what the frame means for this gang; False if it changes nothing."""
         if frame.get("type") == "peer":
-            # A member that ended well has finished its work: that is for the runtime to judge.
-            is_death = bool(frame.get("signal")) or frame.get("code") not in (0, None)
-            if int(frame.get("generation", 0)) != self.generation or not is_death:
-                return False
-            if self._lost is None:
-                self._lost = frame
-            return True
+            return self._note_end(frame)
         message = frame.get("message")
         if frame.get("type") != "told" or not isinstance(message, dict):
+            return False
+        if message.get("tell") == "fault":
+            self._note_fault(message)
             return False
         if message.get("tell") != "reform":
             return False
@@ -182,6 +269,45 @@ class Gang:
             return False
         self._next = message
         return True
+
+    def _note_end(self, frame: dict[str, Any]) -> bool:
+        # It may have been told a newer generation than this process has taken: its older places count here.
+        places = [(frame.get("generation", 0), frame.get("rank"))]
+        places += [(place[0], place[1]) for place in frame.get("places") or ()]
+        for generation, rank in places:
+            if rank is not None and int(generation) >= self.generation:
+                ends = self._ends.setdefault(int(generation), {})
+                if _is_death(frame) or int(rank) not in ends:
+                    ends[int(rank)] = {**frame, "rank": int(rank)}
+        before = (self._lost, self._death is None)
+        self._review()
+        return before != (self._lost, self._death is None)
+
+    def _review(self) -> None:
+        """What the ends that were told mean for the present generation."""
+        ends = self._ends.get(self.generation, {})
+        self._lost = frozenset(ends)
+        self._death = next((end for end in ends.values() if _is_death(end)), None)
+
+    def _note_fault(self, told: dict[str, Any]) -> None:
+        step, point = told.get("step"), told.get("point")
+        fault = Fault(
+            kind=str(told.get("kind", "")),
+            step=None if step is None else int(step),
+            point=None if point is None else str(point),
+            seconds=float(told.get("seconds") or 0.0),
+            number=int(told.get("number") or 0),
+        )
+        # The same fault may be told again after a break of the connection.
+        if fault.number and fault.number in self._known_faults:
+            return
+        self._known_faults.add(fault.number)
+        self._faults.append(fault)
+
+
+def _is_death(end: dict[str, Any]) -> bool:
+    """One that ended well has finished its work: that is for the runtime to judge."""
+    return bool(end.get("signal")) or end.get("code") not in (0, None)
 
 
 def _read_number(name: str, default: int) -> int:

@@ -1,8 +1,8 @@
 import json
 
-from argosy.control import isa
 from argosy.control.launchenv import LaunchEnvironments
 from argosy.control.loadtime import load_time, own_load_time
+from argosy.native import isa
 
 BLOB = {
     "PYTHONHASHSEED": "1",

@@ -7,7 +7,7 @@ from itertools import product
 import psutil
 import pytest
 
-from argosy.control import isa
+from argosy.native import isa
 
 CORE = frozenset({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
 AMX = frozenset({"amx_tile", "amx_bf16", "amx_int8"})

@@ -1,0 +1,92 @@
+"""`Run`: what `launch` hands to the user's `main`: config, directory, seed, state, measurements, and the way to a trainer.
+
+One per process. Its gang is joined when it is first asked for, so a program that never asks keeps the contract of torchrun: the
+whole gang is started again when a member dies. Imports the trainer, and with it torch, only when one is made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.worker import gang as gangs
+from argosy.worker.journal import Journal
+from argosy.worker.onces import run_once
+from argosy.worker.states import State
+
+if TYPE_CHECKING:
+    from argosy.train.trainer import Trainer
+
+
+class Run:
+    """One process's view of its run."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        directory: Path,
+        config: Any = None,
+        seed: int = 0,
+        threads: int = 1,
+        resume_from: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.directory = directory
+        self.config = config
+        self.seed = seed
+        self.threads = threads
+        """Threads of each rank: a constant of the run."""
+        self.resume_from = resume_from
+        """The directory of the run that this one goes on with; None: it begins anew."""
+        self.state = State()
+        self.step: int | None = None
+        """The step in progress, set by the trainer; measurements and side effects are dated by it."""
+        self._journal = Journal(directory / "metrics.jsonl")
+        self._calls: dict[str, int] = {}
+        self._calls_step: int | None = None
+        """The step in which these calls of `once` were made."""
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {str(self.directory)!r})"
+
+    @property
+    def gang(self) -> gangs.Gang:
+        """The membership of this process; the first use tells the runtime that it can re-form in place."""
+        return gangs.join()
+
+    def trainer(self, **arguments: Any) -> Trainer:
+        """A trainer of this run; see `argosy.train.trainer.Trainer` for the arguments."""
+        from argosy.train.trainer import Trainer
+
+        return Trainer(self, **arguments)
+
+    def log(self, *, step: int | None = None, **values: Any) -> None:
+        """Print the values and append them to `metrics.jsonl`, on one rank; dated by the trainer's step unless one is given."""
+        dated = self.step if step is None else step
+        self._journal.note(values, step=dated, is_writer=self._is_first_living())
+
+    def once(self, fn: Callable[[], object], key: str | None = None) -> bool:
+        """Run `fn` on one rank, the first time that any process of the run comes to this call; whether it ran here.
+
+        Returns when it is done. It runs at least once: again only if the process that ran it died in the middle. Calls are told apart
+        by `key`, or else by their place in the program, the trainer's step and how often the place was passed in it.
+        """
+        return run_once(self.directory / "once", key or self._name_call(), fn)
+
+    def _name_call(self) -> str:
+        frame = sys._getframe(2)
+        place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        if self.step != self._calls_step:
+            self._calls, self._calls_step = {}, self.step
+        self._calls[place] = self._calls.get(place, 0) + 1
+        return f"{place} step {self.step} call {self._calls[place]}"
+
+    def _is_first_living(self) -> bool:
+        joined = gangs.joined()
+        if joined is None:
+            return os.environ.get("RANK", "0") == "0"
+        return not any(rank not in joined.lost() for rank in range(joined.rank))

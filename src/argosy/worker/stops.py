@@ -1,0 +1,47 @@
+"""Being asked to leave: SIGTERM from the runtime, and Ctrl-C where no runtime stands between the terminal and the program.
+
+`watch()` is called once by `launch` in the main thread of a rank; the trainer polls `is_asked()` through `gang.stopping`. Until
+somebody has polled, nobody would save anything: then the signal does what it does in any program.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+_is_asked = False
+_is_polled = False
+
+
+def watch(*, interrupts: bool = False) -> None:
+    """Remember SIGTERM instead of dying of it, once somebody polls; with `interrupts` also SIGINT."""
+    signal.signal(signal.SIGTERM, _ask)
+    if interrupts:
+        signal.signal(signal.SIGINT, _ask)
+
+
+def is_asked() -> bool:
+    """Whether a signal asked this process to save and leave."""
+    global _is_polled
+    _is_polled = True
+    return _is_asked
+
+
+def forget() -> None:
+    """Signals do what they do in a fresh interpreter, and nothing was asked."""
+    global _is_asked, _is_polled
+    _is_asked = _is_polled = False
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _ask(number: int, frame: FrameType | None) -> None:
+    global _is_asked
+    if number == signal.SIGINT and (_is_asked or not _is_polled):
+        # The second Ctrl-C, or nobody who would heed the first.
+        signal.default_int_handler(number, frame)
+    if number == signal.SIGTERM and not _is_polled:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    _is_asked = True

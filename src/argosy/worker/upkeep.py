@@ -1,0 +1,367 @@
+"""What a household does next: who is started, told, stopped or killed, and when the whole ends. Pure.
+
+Events go in (`exited`, `said`, `interrupted`, `passed`), actions come out; `household` carries them out. The rules are those of a
+cluster: a member that joined keeps its process when another dies, all others are ended and started again with it; a generation
+is formed when everybody who left the one before is reaped; failures of the program have a small budget, those of the host a large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.errors import InvariantError
+from argosy.protocol.peerloss import is_peer_loss
+
+SIGINT, SIGKILL, SIGTERM = 2, 9, 15
+_BUDGETS = {"user": 3, "host": 100, "hang": 20}
+_FAILURES = {
+    "user": "failures of the program",
+    "host": "failures of the host",
+    "hang": "hangs",
+}
+_FIRST_WAIT_SECONDS = 0.1
+_MOST_WAIT_SECONDS = 5.0
+_MOST_STORY = 64
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start this process."""
+
+    attempt: str
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send this frame to the process, now or when it has connected."""
+
+    attempt: str
+    frame: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Send this signal."""
+
+    attempt: str
+    number: int
+
+
+@dataclass(frozen=True)
+class TakeStacks:
+    """Write down the stacks of all living processes."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Show a line to the person."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The household is over."""
+
+    code: int
+    text: str = ""
+    """Why it failed; empty when it did not."""
+    error: str = ""
+    """The first cause's traceback, if it had one."""
+
+
+Action = Start | Tell | Signal | TakeStacks | Announce | End
+
+
+@dataclass
+class Exit:
+    """How a process ended, as its parent saw it."""
+
+    code: int | None
+    signal: int | None
+    error: str = ""
+    """Its traceback or message, if it left one."""
+    is_refusal: bool = False
+    """The program said that its input is wrong: another start would say the same."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it ended as it should."""
+        return self.code == 0
+
+    def describe(self) -> str:
+        """In a few words."""
+        lines = [line for line in self.error.strip().splitlines() if not line.startswith(" ")]
+        last = f": {lines[-1]}" if lines else ""
+        if self.signal is not None:
+            return f"was killed by signal {self.signal}{last}"
+        return f"exited with code {self.code}{last}"
+
+
+@dataclass
+class Member:
+    """One start of one rank."""
+
+    attempt: str
+    rank: int
+    generation: int
+    places: dict[int, int] = field(default_factory=dict)
+    """Its rank in each generation that it was a member of."""
+    exit: Exit | None = None
+    has_joined: bool = False
+    has_progressed: bool = False
+    killed_for: str = ""
+    """Why the household itself killed it: `hang`, or `others` when it could not stay without them."""
+
+
+class Upkeep:
+    """The household's members and what follows from what happens to them."""
+
+    def __init__(self, num_ranks: int, run: str = "local") -> None:
+        self.num_ranks = num_ranks
+        self.run = run
+        self.generation = 0
+        self.members: dict[int, Member] = {}
+        """The newest start of each rank."""
+        self.due: float | None = None
+        """When `passed` wants to be called."""
+        self.end: End | None = None
+        """How the household will end; once set nobody is started any more."""
+        self.is_over = False
+        self._num_starts = 0
+        self._can_join = False
+        """Whether the program was seen to join: then a newcomer that has not done so yet will."""
+        self._stop_signal = 0
+        self._counts: dict[str, int] = dict.fromkeys(_BUDGETS, 0)
+        self._last_error = ""
+        """What the last failing program said, while no step was made since."""
+        self._fruitless = 0
+        self._story: list[str] = []
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def begin(self) -> list[Action]:
+        """Form the first generation."""
+        return self._form()
+
+    def exited(self, attempt: str, exit: Exit, at: float) -> list[Action]:
+        """A process has ended and is reaped; whatever it had said was given to `said` before."""
+        member = self._member(attempt, f"exited {attempt} {exit.code} {exit.signal}")
+        if member.exit is not None:
+            raise InvariantError(f"{attempt} ended twice", story=self._story)
+        member.exit = exit
+        frame = self.peer_frame(member)
+        actions: list[Action] = [Tell(other.attempt, frame) for other in self._living()]
+        if self.end is None and not self._stop_signal and not exit.is_well:
+            actions += self._count(member, at)
+        return actions + self._go_on(at)
+
+    def said(self, attempt: str, message: Mapping[str, Any]) -> list[Action]:
+        """A process said something over its link."""
+        member = self._member(attempt, f"said {attempt} {message.get('say')}")
+        what = message.get("say")
+        if what == "join":
+            member.has_joined = self._can_join = True
+        elif what == "step":
+            member.has_progressed = True
+            self._last_error, self._fruitless = "", 0
+        elif what == "suspect":
+            return self._suspect(message)
+        elif what == "fail" and self.end is None:
+            reason = str(message.get("reason") or "no reason given")
+            return self._finish(End(1, f"the run cannot succeed: {reason}"))
+        return []
+
+    def interrupted(self, number: int) -> list[Action]:
+        """A person or the system asks the household to stop: first gently, then at once."""
+        self._remember(f"interrupted {number}")
+        living = self._living()
+        if self._stop_signal:
+            return [Signal(member.attempt, SIGKILL) for member in living]
+        self._stop_signal = number
+        actions: list[Action] = [Signal(member.attempt, SIGTERM) for member in living]
+        return actions + self._go_on(0.0)
+
+    def passed(self, at: float) -> list[Action]:
+        """The time `due` has come."""
+        self._remember(f"passed {at:.3f}")
+        return self._go_on(at)
+
+    # --- what a process that has just connected must know -------------------------------------------
+
+    def welcome_frames(self, attempt: str) -> list[dict[str, Any]]:
+        """What was told to others before this process could hear it."""
+        member = self._member(attempt, f"welcome {attempt}")
+        ends = [other for other in self.members.values() if other.exit is not None]
+        frames = [self.peer_frame(other) for other in ends]
+        if member.generation > min(member.places):
+            frames.append(self.reform_frame(member))
+        return frames
+
+    def peer_frame(self, member: Member) -> dict[str, Any]:
+        """Tells the others of an end."""
+        assert member.exit is not None
+        return {
+            "type": "peer",
+            "attempt": member.attempt,
+            "rank": member.rank,
+            "index": member.rank,
+            "generation": member.generation,
+            "places": [[generation, rank] for generation, rank in member.places.items()],
+            "code": member.exit.code,
+            "signal": member.exit.signal,
+        }
+
+    def reform_frame(self, member: Member) -> dict[str, Any]:
+        """Tells a member its place in the present generation."""
+        place = {"generation": member.generation, "rank": member.rank, "world_size": self.num_ranks}
+        return {"type": "told", "message": {"tell": "reform", **place}}
+
+    # --- decisions ------------------------------------------------------------------------------------
+
+    def _go_on(self, at: float) -> list[Action]:
+        """What the present state asks for."""
+        if self.is_over:
+            return []
+        living = self._living()
+        if self.end is not None or self._stop_signal:
+            self.due = None
+            return [] if living else self._close(self.end or self._stopped())
+        if all(member.exit is not None and member.exit.is_well for member in self.members.values()):
+            return self._close(End(0))
+        if not any(member.exit is not None and not member.exit.is_well for member in self._all()):
+            return []
+        staying = [m for m in living if m.has_joined or self._can_join]
+        if len(staying) < len(living):
+            return [self._end_for_others(m) for m in living if not (m.has_joined or m.killed_for)]
+        if any(member.killed_for for member in living):
+            return []  # its end is awaited first: a generation begins when all who leave are reaped
+        if self.due is not None and at < self.due:
+            return []
+        return self._form()
+
+    def _form(self) -> list[Action]:
+        """The next generation: survivors are told, all other places get a new process."""
+        self.generation += 1
+        self.due = None
+        actions: list[Action] = []
+        for rank in range(self.num_ranks):
+            member = self.members.get(rank)
+            if member is not None and member.exit is None:
+                member.generation = self.generation
+                member.places[self.generation] = rank
+                actions.append(Tell(member.attempt, self.reform_frame(member)))
+            else:
+                self._num_starts += 1
+                attempt = f"{self.run}-{rank}-{self._num_starts}"
+                places = {self.generation: rank}
+                self.members[rank] = Member(attempt, rank, self.generation, places)
+                actions.append(Start(attempt, rank, self.generation))
+        self._remember(f"formed {self.generation}")
+        return actions
+
+    def _count(self, member: Member, at: float) -> list[Action]:
+        """One more failure: go on within the budget, else end with it."""
+        assert member.exit is not None
+        exit = member.exit
+        if exit.is_refusal:
+            return self._finish(End(exit.code or 1, "", exit.error))
+        failure = self._classify(member)
+        if not failure:
+            return []
+        who = f"rank {member.rank} {exit.describe()}"
+        self._counts[failure] += 1
+        allowed = _BUDGETS[failure]
+        code = exit.code if exit.code is not None else 128 + (exit.signal or 0)
+        if self._counts[failure] > allowed:
+            why = f"{who}; the budget of {allowed} restarts after {_FAILURES[failure]} is spent"
+            return self._finish(End(code, why, exit.error))
+        # The same words twice and no step between: a third time would say the same.
+        said = exit.describe() if failure == "user" else ""
+        if said and said == self._last_error:
+            why = f"{who}; it failed twice in the same way without a step in between"
+            return self._finish(End(code, why, exit.error))
+        self._last_error = said
+        self._fruitless += 1
+        if self._fruitless > self.num_ranks:
+            wait = _FIRST_WAIT_SECONDS * 2.0 ** min(10, self._fruitless - self.num_ranks)
+            self.due = at + min(wait, _MOST_WAIT_SECONDS)
+        return [Announce(f"{who}; it is started again")]
+
+    def _classify(self, member: Member) -> str:
+        """The budget that a failure is charged to; empty: it followed from another one, or we did it."""
+        assert member.exit is not None
+        if member.killed_for:
+            return "hang" if member.killed_for == "hang" else ""
+        if member.exit.signal in (SIGKILL, SIGTERM):
+            return "host"
+        has_other = any(
+            other is not member and other.exit is not None and not other.exit.is_well
+            for other in self.members.values()
+        )
+        return "" if has_other and is_peer_loss(member.exit.error) else "user"
+
+    def _suspect(self, message: Mapping[str, Any]) -> list[Action]:
+        """A member does not answer the others: it is killed, so that its memory can be given away."""
+        generation, rank = message.get("generation"), message.get("rank")
+        for member in self._living():
+            if isinstance(generation, int) and member.places.get(generation) == rank:
+                if member.killed_for or self.end is not None:
+                    return []
+                member.killed_for = "hang"
+                reason = f"rank {rank} hangs: {message.get('reason') or 'no reason given'}"
+                kill = Signal(member.attempt, SIGKILL)
+                return [TakeStacks(reason), Announce(f"{reason}; it is killed"), kill]
+        return []
+
+    def _end_for_others(self, member: Member) -> Action:
+        member.killed_for = "others"
+        return Signal(member.attempt, SIGKILL)
+
+    def _finish(self, end: End) -> list[Action]:
+        """End all that live; the household is over when they are reaped."""
+        self.end = end
+        self.due = None
+        living = self._living()
+        if not living:
+            return self._close(end)
+        return [Signal(member.attempt, SIGKILL) for member in living]
+
+    def _stopped(self) -> End:
+        """Asked to stop: not a success, and a failure if a process failed at leaving."""
+        for member in self.members.values():
+            exit = member.exit
+            if exit is not None and exit.code and exit.error:
+                who = f"rank {member.rank} {exit.describe()}"
+                return End(exit.code, f"{who}; it had been asked to stop", exit.error)
+        return End(128 + self._stop_signal, "stopped")
+
+    def _close(self, end: End) -> list[Action]:
+        self.end = end
+        self.is_over = True
+        return [end]
+
+    # --- members ----------------------------------------------------------------------------------------
+
+    def _living(self) -> list[Member]:
+        return [member for member in self.members.values() if member.exit is None]
+
+    def _all(self) -> Iterable[Member]:
+        return self.members.values()
+
+    def _member(self, attempt: str, event: str) -> Member:
+        self._remember(event)
+        for member in self.members.values():
+            if member.attempt == attempt:
+                return member
+        raise InvariantError(f"no member is {attempt}", story=self._story)
+
+    def _remember(self, event: str) -> None:
+        self._story.append(event)
+        del self._story[:-_MOST_STORY]

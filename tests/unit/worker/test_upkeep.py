@@ -1,0 +1,293 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from argosy.errors import InvariantError
+from argosy.worker.upkeep import (
+    SIGINT,
+    SIGKILL,
+    Announce,
+    End,
+    Exit,
+    Signal,
+    Start,
+    TakeStacks,
+    Tell,
+    Upkeep,
+)
+
+WELL, KILLED = Exit(0, None), Exit(None, SIGKILL)
+
+
+class World:
+    """Carries actions out and checks what must hold of any sequence of them."""
+
+    def __init__(self, num_ranks):
+        self.upkeep = Upkeep(num_ranks)
+        self.num_ranks = num_ranks
+        self.living = {}
+        self.doomed = set()
+        self.seen = set()
+        self.told = {}
+        self.generation = 0
+        self.end = None
+        self.said = []
+        self.do(self.upkeep.begin())
+
+    def do(self, actions):
+        assert self.end is None or not actions, "nothing follows the end"
+        formed = {}
+        for action in actions:
+            if isinstance(action, Start):
+                assert action.attempt not in self.seen
+                assert action.rank not in self.living.values(), "one process per rank"
+                assert not self.doomed, "all who leave are gone before a generation begins"
+                self.seen.add(action.attempt)
+                self.living[action.attempt] = action.rank
+                formed[action.rank] = action.generation
+            elif isinstance(action, Tell):
+                assert action.attempt in self.living
+                self.told.setdefault(action.attempt, []).append(action.frame)
+                if action.frame["type"] == "told":
+                    message = action.frame["message"]
+                    formed[message["rank"]] = message["generation"]
+            elif isinstance(action, Signal):
+                assert action.attempt in self.living
+                if action.number == SIGKILL:
+                    self.doomed.add(action.attempt)
+            elif isinstance(action, End):
+                assert not self.living
+                self.end = action
+            else:
+                assert isinstance(action, TakeStacks | Announce)
+                self.said.append(action)
+        if formed:
+            self.generation += 1
+            assert formed == dict.fromkeys(range(self.num_ranks), self.generation)
+
+    def say(self, attempt, **message):
+        self.do(self.upkeep.said(attempt, message))
+
+    def exit(self, attempt, exit, at=0.0):
+        del self.living[attempt]
+        self.doomed.discard(attempt)
+        others = list(self.living)
+        self.do(self.upkeep.exited(attempt, exit, at))
+        for other in others:
+            ends = [f for f in self.told.get(other, []) if f["type"] == "peer"]
+            assert [f for f in ends if f["attempt"] == attempt], "an end is told to all who live"
+        if self.upkeep.due is not None and self.end is None:
+            self.do(self.upkeep.passed(self.upkeep.due))
+
+    def of(self, rank):
+        return next(attempt for attempt, own in self.living.items() if own == rank)
+
+    def join_all(self):
+        for attempt in list(self.living):
+            self.say(attempt, say="join", generation=self.generation)
+
+
+def test_all_ending_well_is_success():
+    world = World(3)
+    for attempt in list(world.living):
+        assert world.end is None
+        world.exit(attempt, WELL)
+    assert world.end == End(0)
+
+
+def test_joined_members_are_told_at_once_and_the_place_is_filled():
+    world = World(3)
+    world.join_all()
+    dead, staying = world.of(1), world.of(0)
+    world.exit(dead, KILLED)
+    assert world.generation == 2
+    peer, told = world.told[staying]
+    assert (peer["rank"], peer["generation"], peer["signal"]) == (1, 1, SIGKILL)
+    assert told["message"] == {"tell": "reform", "generation": 2, "rank": 0, "world_size": 3}
+    assert world.of(0) == staying
+    assert world.of(1) != dead
+
+
+def test_members_that_have_not_joined_are_started_again_together():
+    world = World(3)
+    first = dict(world.living)
+    world.exit(world.of(1), KILLED)
+    assert world.generation == 1
+    assert len(world.doomed) == 2
+    for attempt in list(world.doomed):
+        world.exit(attempt, KILLED)
+    assert world.generation == 2
+    assert not set(first) & set(world.living)
+    assert world.upkeep._counts == {"user": 0, "host": 1, "hang": 0}
+
+
+def test_a_newcomer_that_has_not_joined_yet_is_told_when_it_connects():
+    world = World(3)
+    world.join_all()
+    world.exit(world.of(1), KILLED)
+    newcomer = world.of(1)
+    world.exit(world.of(2), KILLED)
+    assert world.of(1) == newcomer
+    frames = world.upkeep.welcome_frames(newcomer)
+    assert frames[-1]["message"]["generation"] == 3
+
+
+def test_the_end_of_one_who_was_told_a_newer_generation_names_its_older_place():
+    world = World(3)
+    world.join_all()
+    world.exit(world.of(1), KILLED)
+    world.exit(world.of(2), KILLED)
+    ends = [frame for frame in world.told[world.of(0)] if frame["type"] == "peer"]
+    assert ends[-1]["generation"] == 2
+    assert ends[-1]["places"] == [[1, 2], [2, 2]]
+
+
+def test_the_same_failure_twice_without_a_step_ends_it_with_the_cause():
+    world = World(2)
+    world.join_all()
+    error = "Traceback\n  File x\nValueError: boom"
+    world.exit(world.of(1), Exit(1, None, error))
+    assert world.generation == 2
+    world.exit(world.of(1), Exit(1, None, error))
+    assert len(world.doomed) == 1
+    world.exit(world.of(0), KILLED)
+    assert (world.end.code, world.end.error) == (1, error)
+    assert "failed twice in the same way" in world.end.text
+
+
+def test_steps_between_two_like_failures_are_progress_and_the_budget_still_holds():
+    world = World(2)
+    world.join_all()
+    for number in range(4):
+        assert world.end is None
+        assert world.generation == number + 1
+        world.say(world.of(0), say="step", step=number)
+        world.exit(world.of(1), Exit(7, None, "ValueError: boom"))
+    world.exit(world.of(0), KILLED)
+    assert world.end.code == 7
+    assert "budget of 3 restarts" in world.end.text
+
+
+def test_a_lost_peers_consequences_are_not_charged_to_the_program():
+    world = World(3)
+    world.exit(world.of(1), KILLED)
+    world.exit(world.of(0), Exit(1, None, "RuntimeError: Connection closed by peer"))
+    world.exit(world.of(2), KILLED)
+    assert world.generation == 2
+    assert world.upkeep._counts["user"] == 0
+
+
+def test_input_that_the_program_refuses_is_not_tried_again():
+    world = World(2)
+    world.join_all()
+    world.exit(world.of(0), Exit(64, None, "batch_size = 3", is_refusal=True))
+    world.exit(world.of(1), KILLED)
+    assert world.end == End(64, "", "batch_size = 3")
+
+
+def test_a_suspect_is_killed_once_after_stacks_are_taken():
+    world = World(3)
+    world.join_all()
+    suspect = {"say": "suspect", "rank": 2, "generation": 1, "reason": "no lane for 3 s"}
+    actions = world.upkeep.said(world.of(0), suspect)
+    assert [type(action) for action in actions] == [TakeStacks, Announce, Signal]
+    assert actions[-1].attempt == world.of(2)
+    assert world.upkeep.said(world.of(1), suspect) == []
+    assert world.upkeep.said(world.of(1), {**suspect, "generation": 7}) == []
+
+
+def test_what_cannot_succeed_is_ended_with_its_reason():
+    world = World(2)
+    world.say(world.of(0), say="fail", reason="loss is not finite")
+    for attempt in list(world.living):
+        world.exit(attempt, KILLED)
+    assert world.end == End(1, "the run cannot succeed: loss is not finite")
+
+
+def test_asked_to_stop_nobody_is_started_again_and_asked_twice_all_are_killed():
+    world = World(2)
+    world.join_all()
+    asked = world.upkeep.interrupted(SIGINT)
+    assert {action.number for action in asked} == {15}
+    world.exit(world.of(1), KILLED)
+    assert world.generation == 1
+    assert world.upkeep.interrupted(SIGINT) == [Signal(world.of(0), SIGKILL)]
+    world.exit(world.of(0), WELL)
+    assert world.end.code == 130
+
+
+def test_a_save_that_fails_while_stopping_is_the_cause():
+    world = World(2)
+    world.do(world.upkeep.interrupted(SIGINT))
+    world.exit(world.of(0), Exit(1, None, "OSError: no space"))
+    world.exit(world.of(1), WELL)
+    assert (world.end.code, world.end.error) == (1, "OSError: no space")
+
+
+def test_deaths_in_a_row_without_a_step_are_answered_later_and_later():
+    world = World(1)
+    waits = []
+    for number in range(6):
+        actions = world.upkeep.exited(world.of(0), KILLED, 100.0 * number)
+        world.living.clear()
+        due = world.upkeep.due
+        waits.append(0.0 if due is None else due - 100.0 * number)
+        world.do(actions if due is None else world.upkeep.passed(due))
+    assert waits[0] == 0.0
+    assert waits == sorted(waits)
+    assert 0 < waits[-1] <= 5.0
+
+
+def test_an_impossible_event_tells_its_story():
+    upkeep = Upkeep(1)
+    (start,) = upkeep.begin()
+    upkeep.exited(start.attempt, WELL, 0.0)
+    with pytest.raises(InvariantError, match="ended twice"):
+        upkeep.exited(start.attempt, WELL, 0.0)
+
+
+EXITS = st.sampled_from(
+    [
+        WELL,
+        WELL,
+        KILLED,
+        KILLED,
+        Exit(None, 11),
+        Exit(1, None, "ValueError: boom"),
+        Exit(1, None, "RuntimeError: gloo: connection closed by peer"),
+        Exit(64, None, "no", is_refusal=True),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_happens_it_ends_with_nobody_left(data):
+    world = World(data.draw(st.integers(1, 4)))
+    for _ in range(data.draw(st.integers(0, 60))):
+        if world.end is not None:
+            break
+        attempt = data.draw(st.sampled_from(sorted(world.living)))
+        what = data.draw(
+            st.sampled_from(["exit", "exit", "exit", "join", "step", "suspect", "stop", "fail"])
+        )
+        if what == "exit":
+            exit = KILLED if attempt in world.doomed else data.draw(EXITS)
+            world.exit(attempt, exit)
+        elif what == "suspect":
+            rank, generation = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 3))
+            world.say(attempt, say="suspect", rank=rank, generation=generation, reason="silent")
+        elif what == "stop" and data.draw(st.integers(0, 3)) == 0:
+            world.do(world.upkeep.interrupted(SIGINT))
+        elif what == "fail" and data.draw(st.integers(0, 5)) == 0:
+            world.say(attempt, say="fail", reason="hopeless")
+        elif what in ("join", "step"):
+            world.say(attempt, say=what)
+        for frame in world.upkeep.welcome_frames(attempt) if attempt in world.living else ():
+            assert frame["type"] in ("peer", "told")
+    for _ in range(200):
+        if world.end is not None:
+            break
+        attempt = min(world.living)
+        world.exit(attempt, KILLED if attempt in world.doomed else WELL)
+    assert world.end is not None
