@@ -1,5 +1,6 @@
 """From typed words to a spec: what is wrong is refused before anything starts."""
 
+import json
 import os
 import sys
 
@@ -201,3 +202,16 @@ def test_a_misspelt_role_in_an_override_is_named(folder):
     error = refusal("job.toml", "--set", "roles.trian.count=3")
     assert "no role 'trian'" in error.what
     assert "`train`" in error.fix
+
+
+def test_settings_of_a_script_go_to_the_script_and_those_of_a_role_to_the_spec():
+    words = ["--set", "depth=4", "--set", "roles.main.nice=3", "--set", "name=a, b"]
+    for made in (program("train.py", *words), program("-m", "json", *words)):
+        role = made.spec["roles"]["main"]
+        assert json.loads(role["env"]["ARGOSY_SET"]) == ["depth=4", "name=a, b"]
+        assert role["nice"] == 3
+    assert "'depth' is not key=value" in refusal("train.py", "--set", "depth").what
+
+
+def test_a_command_has_no_settings_of_its_own():
+    assert "unknown key `depth`" in refusal("--set", "depth=4", "--", "sh").what
