@@ -6,6 +6,7 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+SEED   := 7
 
 help:           ## list the targets
 	sed -n 's/^\([a-z]*\): .*## \(.*\)/make \1\t\2/p; s/^\([a-z]*\):  *## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16 | sort -u
@@ -37,11 +38,14 @@ bench: setup peers  ## all benchmarks, side by side with the peers
 	$(BIN)/python -m benchmarks collectives --json
 	$(BIN)/python -m benchmarks exchange --json
 	$(BIN)/python -m benchmarks reshard --json
+	$(BIN)/python -m benchmarks train --json
+	$(BIN)/python -m benchmarks recover --json
+	$(BIN)/python -m benchmarks exact --json
 
 campaign: setup ## long random campaigns: simulator seeds, then real faults
 	$(BIN)/python -m argosy.testing --seeds 0-1999 --twice
 	$(BIN)/python -m benchmarks.orphans --kills 500
-	[ ! -f scripts/campaign.py ] || $(BIN)/python scripts/campaign.py
+	$(BIN)/python -m benchmarks exact --seed $(SEED)
 
 peers: setup    ## .peers/: environments of the programs the benchmarks compare with
 	scripts/peers

@@ -22,7 +22,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def start_torchrun(
-    ranks: int, program: Path, out: Path, *, restarts: int = 0
+    ranks: int,
+    program: Path,
+    out: Path,
+    *,
+    restarts: int = 0,
+    environment: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `torchrun` on this host: statically for a launch, its quickest form; with its own rendezvous for restarts,
     for the static one gives a restarted gang the addresses of the dead one.
@@ -42,7 +47,7 @@ def start_torchrun(
                 *where,
                 str(program),
             ],
-            env=fair_environment(BENCH_DIR=str(out)),
+            env=fair_environment(BENCH_DIR=str(out), **(environment or {})),
             cwd=out,
             stdin=subprocess.DEVNULL,
             stdout=log,
