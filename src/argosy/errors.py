@@ -27,6 +27,12 @@ class ConfigError(ArgosyError):
     exit_code = 64
 
 
+class DataError(ArgosyError):
+    """A token file or a data set is not what it says it is: of another dtype, cut short, changed."""
+
+    exit_code = 65
+
+
 class NotFoundError(ArgosyError):
     """No such run, role or process."""
 
@@ -73,6 +79,12 @@ class RoundOver(ArgosyError):
     """Others have finished the round that this process still worked for: go on from the committed version."""
 
     exit_code = 75
+
+
+class StepStopped(ArgosyError):
+    """A step's numbers are such that the guard stops the run."""
+
+    exit_code = 65
 
 
 class PeerLost(ArgosyError):

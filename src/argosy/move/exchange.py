@@ -9,7 +9,7 @@ Called by the trainer; decides nothing about who computes what.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,23 @@ class Exchange:
         self._counts = {"blocks": 0, "pages": 0, "read_bytes": 0, "merges": 0}
 
     # --- membership ---------------------------------------------------------------------------
+
+    @property
+    def interrupt(self) -> Callable[[], None] | None:
+        """Called whenever a wait looks at its condition in vain, at least every 50 ms; ends the wait by raising."""
+        return self._progress.interrupt
+
+    @interrupt.setter
+    def interrupt(self, callback: Callable[[], None] | None) -> None:
+        self._progress.interrupt = callback
+
+    def wake(self) -> None:
+        """Let all who wait look again; from any thread."""
+        self._progress.tell()
+
+    def wait_progress(self, *, deadline: float) -> None:
+        """Sleep until anything happens in the exchange, at most until the next look; TimedOut at the deadline."""
+        self._progress.sleep(deadline)
 
     def enter(
         self, generation: int, rank: int, members: Mapping[int, int], *, deadline: float

@@ -61,6 +61,8 @@ class Progress:
         self._offset = offset
         self._address = memory.address_of(offset)
         self._peers: waits.Peers | None = None
+        self.interrupt: Callable[[], None] | None = None
+        """Called whenever a wait looks at its condition in vain; ends the wait by raising."""
         self.num_waits = 0
         self.waited_seconds = 0.0
 
@@ -94,6 +96,13 @@ class Progress:
         finally:
             self.waited_seconds += time.monotonic() - started
 
+    def sleep(self, deadline: float) -> None:
+        """Until the next event or look, whatever it is; TimedOut when the deadline has passed."""
+        looks = iter((False, False, True))
+        self.wait(
+            lambda: next(looks, True), deadline, lambda: TimedOut("nothing has happened in time")
+        )
+
     def _wait(
         self, condition: Callable[[], bool], deadline: float, explain: Callable[[], TimedOut]
     ) -> None:
@@ -102,6 +111,8 @@ class Progress:
             seen = self._memory.load(self._offset) & 0xFFFFFFFF
             if condition():
                 return
+            if self.interrupt is not None:
+                self.interrupt()
             now = time.monotonic()
             if now >= deadline:
                 raise explain()
