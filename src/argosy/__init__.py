@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_MODULES = {"data": "argosy.data", "models": "argosy.models", "schedules": "argosy.train.schedules"}
 _PUBLIC = {
+    "launch": ("argosy.worker.launch", "launch"),
+    "Run": ("argosy.worker.run", "Run"),
+    "Trainer": ("argosy.train.trainer", "Trainer"),
+    "Settings": ("argosy.train.settings", "Settings"),
+    "Guard": ("argosy.train.guards", "Guard"),
     "join": ("argosy.worker.gang", "join"),
     "Gang": ("argosy.worker.gang", "Gang"),
     "RunSpec": ("argosy.config.spec", "RunSpec"),
@@ -25,21 +31,31 @@ _PUBLIC = {
 __all__ = [
     "Gang",
     "GenerationChanged",
+    "Guard",
     "RoleSpec",
+    "Run",
     "RunFailed",
     "RunHandle",
     "RunSpec",
+    "Settings",
+    "Trainer",
     "__version__",
+    "data",
     "join",
+    "launch",
+    "models",
+    "schedules",
     "submit",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     try:
         module, attribute = _PUBLIC[name]
     except KeyError:
         raise AttributeError(f"module 'argosy' has no attribute {name!r}") from None
-    import importlib
-
     return getattr(importlib.import_module(module), attribute)
