@@ -39,6 +39,19 @@ def test_peers_are_told_of_a_death_over_their_links(keeper, agent):
     assert far.receive()["type"] == "told"
 
 
+def test_the_end_of_a_member_that_re_formed_names_its_older_places(keeper, agent):
+    first, second = start_sleepers(keeper, agent, 2)
+    link = keeper.worker(second)
+    keeper.worker(first)
+    for generation, rank in ((2, 1), (2, 1), (3, 0)):
+        message = {"tell": "reform", "generation": generation, "rank": rank, "world_size": 2}
+        agent.request("tell", attempt=first["attempt"], message=message)
+    os.kill(first["pid"], signal.SIGKILL)
+    told = link.receive()
+    assert (told["generation"], told["rank"]) == (3, 0)
+    assert told["places"] == [[1, 0], [2, 1]]
+
+
 def test_a_worker_needs_its_own_token(keeper, agent):
     (order,) = start_sleepers(keeper, agent, 1)
     for fields in ({"token": "wrong"}, {}, {"attempt": "unknown"}, {"attempt": 7}):

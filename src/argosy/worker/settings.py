@@ -6,11 +6,12 @@ type one that names the type; fields of nested dataclasses are reached by dots. 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -41,7 +42,10 @@ def parse_keys(overrides: Iterable[str]) -> list[str]:
 
 def to_plain(config: Any) -> Any:
     """The config as what JSON can hold; other objects as their text."""
-    return msgspec.to_builtins(config, enc_hook=str) if config is not None else {}
+    if config is None:
+        return {}
+    # As it will be read back from a file: lists for tuples.
+    return json.loads(json.dumps(msgspec.to_builtins(config, enc_hook=str)))
 
 
 def digest(plain: Any) -> str:
@@ -152,23 +156,30 @@ def _make(
 def _convert(text: str, hint: Any, where: str) -> Any:
     if text in ("None", "null", "none") and type(None) in typing.get_args(hint):
         return None
+    refusal = ""
     try:
-        return msgspec.convert(parse_value(text), hint, dec_hook=_decode)
-    except msgspec.ValidationError as refusal:
-        try:
-            # A field of text takes what looks like a number; `.5` is no TOML and still a number.
-            return msgspec.convert(text, hint, strict=False, dec_hook=_decode)
-        except msgspec.ValidationError:
-            what = str(refusal).partition(" - at `")[0]
-            raise ConfigError(
-                f"--set {where}={text}: {what[:1].lower()}{what[1:]}",
-                fix=f"give a value of type {_type_name(hint)}",
-            )
+        for is_strict, value in _readings(text):
+            try:
+                return msgspec.convert(value, hint, strict=is_strict, dec_hook=_decode)
+            except msgspec.ValidationError as error:
+                refusal = refusal or str(error).partition(" - at `")[0]
     except TypeError:
         raise ConfigError(
             f"`{where}` is of type {_type_name(hint)}, which has no text form",
             fix="set it in the program",
         )
+    raise ConfigError(
+        f"--set {where}={text}: {refusal[:1].lower()}{refusal[1:]}",
+        fix=f"give a value of type {_type_name(hint)}",
+    )
+
+
+def _readings(text: str) -> Iterator[tuple[bool, Any]]:
+    """What a text may mean, the likeliest first: a field of text takes what looks like a number; `.5` is no TOML and still one."""
+    yield True, parse_value(text)
+    yield False, text
+    with contextlib.suppress(ValueError):
+        yield True, float(text)
 
 
 def _decode(hint: Any, value: Any) -> Any:

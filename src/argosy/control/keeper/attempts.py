@@ -36,6 +36,8 @@ class Attempt:
     index: int
     generation: int = 0
     rank: int | None = None
+    places: list[list[int]] = field(default_factory=list)
+    """[generation, rank] that it had before, the newest last"""
     token: str = ""
     is_helper: bool = False
     """A store's host: the keeper's own errand, unknown to the agent."""

@@ -83,6 +83,7 @@ class Exits:
             "rank": attempt.rank,
             "index": attempt.index,
             "generation": attempt.generation,
+            "places": attempt.places,
             "code": code,
             "signal": number,
         }

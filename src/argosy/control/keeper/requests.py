@@ -24,6 +24,7 @@ from argosy.control.keeper.state import Keeper
 from argosy.control.keeper.zygotes import SpecError
 
 _SHUTDOWN_GRACE_SECONDS = 2.0
+_MOST_PLACES = 16
 
 Reply = dict[str, Any]
 
@@ -175,6 +176,10 @@ class Requests:
         if not attempt.links:
             raise OrderError(f"attempt {attempt.attempt} has no link")
         if told.get("tell") == "reform" and isinstance(told.get("generation"), int):
+            if attempt.rank is not None and attempt.generation != told["generation"]:
+                attempt.places = [*attempt.places, [attempt.generation, attempt.rank]][
+                    -_MOST_PLACES:
+                ]
             attempt.generation = told["generation"]
             if isinstance(told.get("rank"), int):
                 attempt.rank = told["rank"]

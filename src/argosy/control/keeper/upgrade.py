@@ -34,6 +34,7 @@ _PLAIN = [
     "index",
     "generation",
     "rank",
+    "places",
     "token",
     "is_helper",
     "state",
@@ -212,7 +213,7 @@ def take_attempts(keeper: Keeper, links: Links, starts: Starts, state: Message) 
     """Go on with every attempt of the predecessor."""
     keeper.ended.update(dict.fromkeys(state["ended"]))
     for saved in state["attempts"]:
-        attempt = Attempt(saved["order"], **{name: saved[name] for name in _PLAIN})
+        attempt = Attempt(saved["order"], **{name: saved[name] for name in _PLAIN if name in saved})
         keeper.attempts[attempt.attempt] = attempt
         if attempt.state == "exited":
             continue
