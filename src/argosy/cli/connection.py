@@ -58,14 +58,10 @@ class Controller:
             view: dict[str, Any] = self.get(f"/v1/runs/{quote(word, safe='')}")
             if view["run"] == word or not named:
                 return view
-        except ForgottenError as error:
+        except NotFoundError as error:
             if not named:
-                raise error
-        except NotFoundError:
-            pass
-        if named:
-            return max(named, key=lambda run: run["submitted_at"])
-        return self._by_prefix(word)
+                return self._by_prefix(word, error)
+        return max(named, key=lambda run: run["submitted_at"])
 
     def newest(self) -> dict[str, Any]:
         """The run submitted last."""
@@ -80,7 +76,8 @@ class Controller:
         runs = self.get(f"/v1/runs?all=1&limit={MOST_LISTED}")["runs"]
         return [run for run in reversed(runs) if is_member(run, word)]
 
-    def _by_prefix(self, word: str) -> dict[str, Any]:
+    def _by_prefix(self, word: str, error: NotFoundError) -> dict[str, Any]:
+        """The run whose id begins so; `error` is what the controller said of the whole word."""
         runs = self.get(f"/v1/runs?all=1&limit={MOST_LISTED}")["runs"]
         matching: list[dict[str, Any]] = [run for run in runs if run["run"].startswith(word)]
         if len(matching) == 1:
@@ -94,6 +91,8 @@ class Controller:
             raise NotFoundError(
                 f"{word!r} is an array of {len(members)} runs", fix=f"name one of them: '{word}[0]'"
             )
+        if isinstance(error, ForgottenError):
+            raise error  # the beginning of an id can look like a whole one of long ago: only now it is that
         from argosy.config.nearest import nearest
 
         names = {run["name"] for run in runs if run["name"]} | {run["run"] for run in runs}

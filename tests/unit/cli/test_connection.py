@@ -1,0 +1,62 @@
+"""Which run a person means, also when some have been forgotten."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import pytest
+
+from argosy.cli.connection import Controller
+from argosy.config.spec import RoleSpec
+from argosy.errors import ForgottenError, NotFoundError
+from argosy.protocol.facts import RunSubmitted
+from argosy.testing.scripted import ScriptedHost
+
+
+class Answers(Controller):
+    """Asks a coordinator in this process in the place of a socket."""
+
+    def __init__(self, coordinator):
+        self._coordinator = coordinator
+
+    def get(self, target):
+        parts = urlsplit(target)
+        if parts.path != "/v1/runs":
+            return msgspec.to_builtins(self._coordinator.run_view(parts.path.rpartition("/")[2]))
+        name = parse_qs(parts.query).get("name", [""])[0]
+        views = self._coordinator.runs_view(include_ended=True, limit=10_000, name=name)
+        return {"runs": msgspec.to_builtins(views)}
+
+
+@pytest.fixture(scope="module")
+def host():
+    """The first 40 of 50 runs are forgotten; ids of the others have two digits before the last four characters."""
+    host = ScriptedHost(keep_ended=10)
+    for _ in range(50):
+        host.submit({"a": RoleSpec(command=["x"])})
+        host.start()
+        host.exit("a.0.0", code=0)
+    return host
+
+
+def test_the_beginning_of_an_id_that_looks_like_a_forgotten_run_is_still_understood(host):
+    run = list(host.coordinator.runs)[-1]
+    assert len(run) == 7
+    with pytest.raises(ForgottenError):
+        host.coordinator.run_view(run[:-1])  # as an id it would be one of the first runs
+    assert Answers(host.coordinator).run(run[:-1])["run"] == run
+
+
+def test_a_forgotten_run_is_called_so_and_not_unknown(host):
+    gone = host.facts(RunSubmitted)[0].run
+    with pytest.raises(ForgottenError, match=gone):
+        Answers(host.coordinator).run(gone)
+    with pytest.raises(NotFoundError, match="there is no run") as caught:
+        Answers(host.coordinator).run("nothing")
+    assert not isinstance(caught.value, ForgottenError)
+
+
+def test_a_name_that_looks_like_the_id_of_a_forgotten_run_is_found(host):
+    run = host.submit({"a": RoleSpec(command=["x"])}, name="r1abcd")
+    assert Answers(host.coordinator).run("r1abcd")["run"] == run
