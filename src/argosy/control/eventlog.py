@@ -201,13 +201,16 @@ class EventLog:
         self._writer.close()
 
     def _prune(self) -> int:
-        """Delete some events of forgotten runs; a disk that refuses is asked again in the next quiet moment."""
+        """Delete some events of forgotten runs; what is refused is tried again in the next quiet moment.
+
+        Whatever the database says: that events are left over is no trouble, but a writer that ended would leave everybody waiting.
+        """
         try:
             self._writer.execute("begin immediate")
             count = pruning.delete_some(self._writer, _PIECE_ROWS)
             self._writer.execute("commit")
             self._num_doomed = pruning.num_doomed(self._writer)
-        except sqlite3.OperationalError:
+        except sqlite3.Error:
             if self._writer.in_transaction:
                 self._writer.execute("rollback")
             return 0
@@ -216,8 +219,8 @@ class EventLog:
     def _merge(self) -> None:
         try:
             self._writer.execute("pragma wal_checkpoint(passive)")
-        except sqlite3.OperationalError:
-            pass  # a full or busy disk: the log itself is whole, and the next merge takes all
+        except sqlite3.Error:
+            pass  # a full or busy disk: the log itself is whole, and the next merge takes all. A broken file: the next event says so
 
     def _collect(self, quiet_seconds: float | None) -> tuple[list[_Batch], bool]:
         """Everything that waits: what queued up during one commit goes into the next together. Nothing: it was quiet for so long."""
@@ -259,14 +262,16 @@ class EventLog:
         self._writer.execute("begin immediate")
         try:
             self._writer.executemany(_INSERT, rows)
-            pruning.doom(self._writer, forgotten)
+            num_doomed = self._num_doomed
+            if forgotten:
+                pruning.doom(self._writer, forgotten)
+                num_doomed = pruning.num_doomed(self._writer)
             self._writer.execute("commit")
         except sqlite3.Error:
             if self._writer.in_transaction:
                 self._writer.execute("rollback")
             raise
-        if forgotten:
-            self._num_doomed = pruning.num_doomed(self._writer)
+        self._num_doomed = num_doomed  # nothing may fail after the commit: it would be tried again
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:

@@ -391,3 +391,47 @@ async def test_a_log_of_the_first_version_is_opened_and_kept(tmp_path):
     await old.append(FORGETTING[7:])
     await until(lambda: [seq for seq, _run in rows_of(path)] == KEPT)
     old.close()
+
+
+@in_loop
+async def test_a_deletion_that_fails_is_tried_again_and_never_ends_the_writer(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("argosy.control.eventlog._QUIET_SECONDS", 0.01)
+    path = str(tmp_path / "events.sqlite")
+    num_failed = 0
+
+    def fail(connection, limit):
+        nonlocal num_failed
+        num_failed += 1
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("argosy.control.pruning.delete_some", fail)
+        log = EventLog(path)
+        await log.append(FORGETTING)
+        await until(lambda: num_failed > 1)
+        await asyncio.wait_for(log.append([note(10)]), 5)
+    await until(lambda: [seq for seq, _run in rows_of(path)] == [*KEPT, 10])
+    log.close()
+
+
+@in_loop
+async def test_a_disk_that_stumbles_over_a_forgetting_is_asked_again(tmp_path, monkeypatch):
+    from argosy.control import pruning
+
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    count = pruning.num_doomed
+
+    def stumble(connection):
+        monkeypatch.setattr(pruning, "num_doomed", count)
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
+
+    monkeypatch.setattr(pruning, "num_doomed", stumble)
+    await log.append(FORGETTING)
+    assert [event.seq for event in log.replay()] == KEPT
+    await log.append([note(10)])
+    log.close()
