@@ -228,7 +228,8 @@ class HttpApi:
         if query.follow:
             last = request.headers.get("last-event-id", "")
             after = max(query.after, Place.parse(last).seq)
-            return _stream(follow_events(log, after, query.run))
+            pieces = follow_events(log, after, query.run)
+            return _stream(self._hold(query.run, pieces) if query.run else pieces)
         return _answer({"events": await log.read(query.after, query.run, query.limit)})
 
     async def logs(self, request: Request) -> Response:
