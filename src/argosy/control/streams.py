@@ -43,10 +43,10 @@ class Place(msgspec.Struct):
     def parse(cls, text: str) -> Place:
         """From an id; what is no id of ours counts as the beginning."""
         first, *rest = text.split(" ")
-        place = cls(seq=int(first) if first.isdigit() and len(first) < 19 else 0)
+        place = cls(seq=int(first) if first.isdecimal() and len(first) < 19 else 0)
         for word in rest:
             name, _, end = word.rpartition(":")
-            if end.isdigit():
+            if end.isdecimal():
                 place.ends[name] = place.skip[name] = int(end)
         return place
 

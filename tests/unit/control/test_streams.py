@@ -41,7 +41,7 @@ def test_after_the_first_new_line_a_truncated_file_is_shown_again():
 
 
 def test_what_is_no_place_is_the_beginning():
-    for text in ("", "x", "-4", "9" * 40, "7 a:b c", "\x00"):
+    for text in ("", "x", "-4", "9" * 40, "7 a:b c", "\x00", "\xb2", "7 a:\xb2"):
         place = Place.parse(text)
         assert place.seq in (0, 7)
         assert place.take([line(1)]) == [line(1)]
