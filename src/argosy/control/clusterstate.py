@@ -84,13 +84,22 @@ class ClusterState:
 
     def _skip(self, event: Event) -> None:
         """Of a run that could not be read only the end counts, and what became of its commands."""
-        fact = event.fact
+        fact: Any = event.fact
+        supervisor = self.runs.get(getattr(fact, "run", "") or getattr(fact, "about", ""))
         if isinstance(fact, CommandDone):
             self.pending.pop(fact.command, None)
-        supervisor = self.runs.get(getattr(fact, "run", ""))
-        if isinstance(fact, RunEnded) and supervisor is not None:
+            if supervisor is not None:
+                supervisor.commands.pop(fact.command, None)
+        elif isinstance(fact, CommandAccepted) and supervisor is not None:
+            self.pending[fact.command] = (fact.verb, fact.target, fact.about)
+            supervisor.commands[fact.command] = (fact.verb, fact.target)
+        elif isinstance(fact, RunEnded) and supervisor is not None:
             supervisor.close(event, fact)
             self._effect_ended(event, supervisor, fact)
+        elif isinstance(fact, RunEnded):
+            # Not even its submission can be read: it is known only as one that has ended.
+            self.counts["ended"] += 1
+            self.retention.end(fact.run)
 
     def _take_place(self, event: Event) -> None:
         if event.seq != self.seq + 1 and not self.seq < event.seq <= self._gaps_below:
@@ -106,7 +115,10 @@ class ClusterState:
         if isinstance(fact, HostJoined | HostLost):
             self._fold_host(event, fact)
         elif isinstance(fact, RunSubmitted):
-            self.retention.num_submitted += 1
+            retention = self.retention
+            # Numbers of runs whose submission cannot be read are taken, too.
+            number = counter_of(fact.run) or 0
+            retention.num_submitted = max(retention.num_submitted + 1, number)
             self.runs[fact.run] = Supervisor(event, self.keepers)
             self.queue.add(fact.run, fact.spec, event.seq)
             self.counts["queued"] += 1
@@ -153,6 +165,7 @@ class ClusterState:
         self.retention.num_submitted = fact.num_submitted
         for run in fact.runs:
             self.runs.pop(run, None)
+            self.unreadable.pop(run, None)
             self._dirty.pop(run, None)
         self.counts["ended"] = fact.num_ended
         for source, number in fact.cursors.items():
@@ -177,6 +190,9 @@ class ClusterState:
         supervisor = self.runs.get(fact.run)
         if supervisor is None:
             if isinstance(fact, Note):
+                return
+            if isinstance(fact, RunEnded) and fact.run in self.unreadable:
+                self._skip(event)
                 return
             raise InvariantError(f"{type(fact).__name__} of the unknown run {fact.run}")
         supervisor.apply(event)

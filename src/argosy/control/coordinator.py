@@ -317,7 +317,9 @@ class Coordinator(ClusterState):
         self._is_queue_dirty = True
         for run, why in self.unreadable.items():
             supervisor = self.runs.get(run)
-            if supervisor is not None and supervisor.ended is None:
+            if supervisor is None:
+                self._end_unknown(now, run, why)
+            elif supervisor.ended is None:
                 self._put_aside(now, supervisor, why)
         for command, (verb, _target, run) in list(self.pending.items()):
             if verb == "submit":
@@ -339,10 +341,7 @@ class Coordinator(ClusterState):
         """End a run that the deciders cannot go on with, its story in the log: one run's trouble is not the cluster's."""
         if any(event.source == source for event in self._outputs.events):
             source = None
-        text = f"{PUT_ASIDE}: {why}"
-        note = Note(run=supervisor.run, level="error", text=text[:MOST_STORY_CHARACTERS])
-        self._emit(now, note, source)
-        reason = text.partition("\n")[0][:MOST_REASON_CHARACTERS]
+        reason = self._tell_story(now, supervisor.run, why, source)
         if supervisor.ended is None:
             for role in supervisor.order:
                 for attempt in role.alive():
@@ -352,20 +351,30 @@ class Coordinator(ClusterState):
                             attempt=attempt.id, run=supervisor.run, lost=True, error=reason, at=now
                         ),
                     )
-            ended = RunEnded(
-                run=supervisor.run,
-                outcome="failed",
-                exit_code=InvariantError.exit_code,
-                reason=reason,
-            )
-            self._emit(now, ended)
+            self._emit(now, _failed(supervisor.run, reason))
         for command in list(supervisor.commands):
             self._emit(now, CommandDone(command=command, outcome=reason, about=supervisor.run))
         self._dirty.pop(supervisor.run, None)
 
+    def _end_unknown(self, now: float, run: str, why: str) -> None:
+        """End a run of which not even the submission can be read; its processes are leftovers when their host says hello."""
+        if not self.retention.has_ended(run):
+            self._emit(now, _failed(run, self._tell_story(now, run, why)))
+
+    def _tell_story(
+        self, now: float, run: str, why: str, source: tuple[str, int] | None = None
+    ) -> str:
+        """Why a run is put aside, as a note with all of it; the short of it."""
+        text = f"{PUT_ASIDE}: {why}"
+        note = Note(run=run, level="error", text=text[:MOST_STORY_CHARACTERS])
+        self._emit(now, note, source)
+        return text.partition("\n")[0][:MOST_REASON_CHARACTERS]
+
     def _forget(self, now: float) -> bool:
         """Forget the oldest of the ended runs, when there are clearly too many."""
-        chosen = self.retention.choose(lambda run: bool(self.runs[run].commands))
+        chosen = self.retention.choose(
+            lambda run: run in self.runs and bool(self.runs[run].commands)
+        )
         if chosen:
             self._emit(now, self.memory(chosen))
         return bool(chosen)
@@ -447,6 +456,10 @@ class Coordinator(ClusterState):
     def find(self, target: str) -> list[views.ProcessView]:
         """Processes of `RUN[/ROLE[/INDEX]]`; RUN is an id or a name (the newest of it)."""
         return views.find(self.runs, target, self.queue, self.runs_directory)
+
+
+def _failed(run: str, reason: str) -> RunEnded:
+    return RunEnded(run=run, outcome="failed", exit_code=InvariantError.exit_code, reason=reason)
 
 
 def _any(fact: Fact) -> AnyFact:

@@ -36,6 +36,10 @@ class Retention:
         """A run has ended."""
         self._ended[run] = None
 
+    def has_ended(self, run: str) -> bool:
+        """It has, and is not forgotten."""
+        return run in self._ended
+
     def ask(self, run: str) -> None:
         """Somebody wants to know about it."""
         if run in self._ended:

@@ -8,6 +8,7 @@ import pytest
 from argosy.config.spec import RoleSpec
 from argosy.control.coordinator import Coordinator
 from argosy.control.supervisor import Supervisor
+from argosy.control.tally import Tally
 from argosy.errors import InvariantError
 from argosy.protocol.facts import (
     AttemptExited,
@@ -174,3 +175,66 @@ def test_a_hole_in_the_log_is_not_taken_for_the_trouble_of_a_run():
     log = [e for e in host.log if not (isinstance(e.fact, RunAdmitted) and e.fact.run == run)]
     with pytest.raises(InvariantError, match="follows"):
         replayed(log)
+
+
+def unreadable(log, kind, run):
+    """The log as it is read when the first fact of this kind of the run cannot be decoded."""
+    place = next(i for i, e in enumerate(log) if isinstance(e.fact, kind) and e.fact.run == run)
+    note = Note(run=run, text="unreadable")
+    return [*log[:place], msgspec.structs.replace(log[place], fact=note), *log[place + 1 :]]
+
+
+def test_a_live_run_whose_submission_cannot_be_read_ends_for_everybody():
+    host, neighbour, run = with_neighbour()
+    log = unreadable(host.log, RunSubmitted, run)
+    host.coordinator = again = replayed(log)
+    outputs = again.tick(host.now)
+    ends = [event.fact for event in outputs.events if isinstance(event.fact, RunEnded)]
+    assert [(end.run, end.outcome, end.exit_code) for end in ends] == [(run, "failed", 70)]
+    assert again.counts == {"queued": 0, "running": 1, "ended": 1}
+    tally = Tally()
+    for event in (*log, *outputs.events):
+        tally.apply(event)
+    assert tally.alive == {neighbour}
+    assert tally.num_ended == again.counts["ended"]
+    host.hello(alive=[f"{neighbour}.a.0.0", f"{run}.a.0.0"])
+    assert host.wants[f"{run}.a.0.0"].state == "gone"
+    third = replayed([*log, *outputs.events])
+    assert third.counts == again.counts
+    assert not third.tick(host.now).events
+
+
+def test_runs_whose_submission_cannot_be_read_are_forgotten_in_their_turn():
+    host = ScriptedHost()
+    runs = []
+    for _ in range(5):
+        runs.append(host.submit({"a": task()}))
+        host.start()
+        host.exit("a.0.0", code=0)
+    log = unreadable(host.log, RunSubmitted, runs[0])
+    again = Coordinator(runs_directory="/runs", keep_ended=2)
+    for event in log:
+        again.replay(event)
+    [forgotten] = again.tick(host.now).events
+    assert forgotten.fact.runs == runs[:3]
+    assert not again.unreadable
+
+
+def test_a_command_on_a_live_run_that_cannot_be_read_has_an_outcome():
+    host, _neighbour, run = with_neighbour()
+    command = host.stop("a", 0)
+    again = replayed(unreadable(host.log, AttemptPlanned, run))
+    assert list(again.unreadable) == [run]
+    assert command in again.pending
+    done = [e.fact for e in again.tick(host.now).events if isinstance(e.fact, CommandDone)]
+    assert [fact.command for fact in done] == [command]
+    assert not again.pending
+
+
+def test_the_number_of_a_run_whose_submission_cannot_be_read_is_not_given_again():
+    host = ScriptedHost(cpus=1)
+    _running, waiting, _last = (
+        host.submit({"a": task(cpu_request=1.0)}, queued=True) for _ in range(3)
+    )
+    again = replayed(unreadable(host.log, RunSubmitted, waiting))
+    assert again.retention.num_submitted == 3
