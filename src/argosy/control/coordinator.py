@@ -20,7 +20,7 @@ from argosy.control.clusterstate import BROKEN, ClusterState
 from argosy.control.commands import check_secrets, name_of, target_of, without_values
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
-from argosy.control.launching import wants_of
+from argosy.control.launching import unlaunchable, wants_of
 from argosy.control.observing import facts_of, leftovers, lost_with_old_keeper, note_of
 from argosy.control.retention import KEEP_ENDED
 from argosy.control.supervisor import Supervisor
@@ -381,7 +381,8 @@ class Coordinator(ClusterState):
 
     def _settle(self, now: float) -> Outputs:
         """Decide until nothing follows any more, then tell the hosts."""
-        for _ in range(MOST_ROUNDS):
+        # After a replay every run that is known may have its turn.
+        for _ in range(MOST_ROUNDS + len(self.runs)):
             if self._dirty:
                 run = next(iter(self._dirty))
                 del self._dirty[run]
@@ -396,12 +397,28 @@ class Coordinator(ClusterState):
                 break
         else:
             raise InvariantError(f"the decisions of {MOST_ROUNDS} rounds never settled")
-        for host in self._touched:
-            if self.hosts[host].is_behind:
-                self._send_wants(now, self.hosts[host])
-        self._touched.clear()
+        if not self._tell_hosts(now):
+            return self._settle(now)
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
+
+    def _tell_hosts(self, now: float) -> bool:
+        """Send each host what it lacks. False: runs had to be put aside, from which more follows."""
+        for host in list(self._touched):
+            state = self.hosts[host]
+            if not state.is_behind:
+                continue
+            try:
+                self._send_wants(now, state)
+            except BROKEN:
+                broken = unlaunchable(state, self.runs, self.runs_directory, BROKEN)
+                if not broken:
+                    raise
+                for supervisor, why in broken:
+                    self._put_aside(now, supervisor, why)
+                return False
+        self._touched.clear()
+        return True
 
     def _decide_run(self, now: float, supervisor: Supervisor) -> None:
         try:

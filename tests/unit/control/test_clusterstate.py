@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from argosy.config.spec import RoleSpec
+from argosy.control import launching
 from argosy.control.coordinator import Coordinator
 from argosy.control.supervisor import Supervisor
 from argosy.control.tally import Tally
@@ -238,3 +239,30 @@ def test_the_number_of_a_run_whose_submission_cannot_be_read_is_not_given_again(
     )
     again = replayed(unreadable(host.log, RunSubmitted, waiting))
     assert again.retention.num_submitted == 3
+
+
+def test_a_run_of_which_no_launch_can_be_made_is_put_aside(monkeypatch):
+    host = ScriptedHost()
+    neighbour = host.submit({"a": task()})
+    host.start()
+    launch_of = launching.launch_of
+
+    def fail(supervisor, attempt, runs_directory):
+        if supervisor.run != neighbour:
+            raise IndexError("a bug")
+        return launch_of(supervisor, attempt, runs_directory)
+
+    monkeypatch.setattr(launching, "launch_of", fail)
+    run = host.submit({"a": task(count=2, gang=True)}, queued=True)
+    assert "a bug" in host.coordinator.runs[run].ended.reason
+    check_put_aside(host, run, neighbour)
+
+
+def test_a_start_with_more_runs_than_rounds_settles(monkeypatch):
+    host = ScriptedHost()
+    for _ in range(30):
+        host.submit({"a": task()})
+        host.start()
+        host.exit("a.0.0", code=0)
+    monkeypatch.setattr("argosy.control.coordinator.MOST_ROUNDS", 20)
+    assert not replayed(host.log).tick(host.now).events
