@@ -187,7 +187,7 @@ class Conductor:
             ) from None
 
     async def wait_durable(self) -> None:
-        """Return when all that has been decided so far is durable, or the disk refuses: what is known may then be told."""
+        """Return when all that has been decided so far is durable. While the disk refuses, or after a second, what is known may be told."""
         seq = self.coordinator.seq
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOG_PATIENCE_SECONDS):
