@@ -23,12 +23,12 @@ from argosy.config.spec import Submission
 from argosy.control.agentlinks import AgentLinks
 from argosy.control.blobs import Blobs
 from argosy.control.coordinator import Coordinator, Outputs
-from argosy.control.eventlog import EventLog
+from argosy.control.eventlog import EventLog, run_of
 from argosy.control.home import Cluster
-from argosy.control.rundirs import make_run_directory
+from argosy.control.rundirs import make_run_directory, write_end
 from argosy.control.tally import Tally
 from argosy.errors import ClusterError, ConfigError, NotFoundError
-from argosy.protocol.facts import Event, Note, RunSubmitted
+from argosy.protocol.facts import Event, Note, RunEnded, RunSubmitted
 from argosy.protocol.messages import FromController, Hello, Report
 
 logger = logging.getLogger("argosy.controller")
@@ -79,13 +79,17 @@ class Conductor:
     def replay(self) -> int:
         """Rebuild all state from the log; the number of events."""
         count = 0
+        ends = []
         for event in self.log.replay():
             self.coordinator.replay(event)
             self.tally.apply(event)
             count += 1
+            if isinstance(event.fact, RunEnded):
+                ends.append(event)
         for run, why in self.coordinator.unreadable.items():
             logger.error("run %s cannot be read from the log and is put aside: %s", run, why)
         self.tally.unneeded.clear()  # forgotten long ago
+        self._write_ends(ends)  # the last of them may be missing
         return count
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,6 +106,8 @@ class Conductor:
         else:
             self._outbox.append(_Outgoing(ready, outputs.messages))
             ready.add_done_callback(self._flush)
+        if ends := [event for event in outputs.events if isinstance(event.fact, RunEnded)]:
+            ready.add_done_callback(lambda done: self._write_ends(ends, done))
         if unneeded := self.blobs.take_unneeded():
             ready.add_done_callback(lambda done: self._drop_blobs(unneeded, done))
         self._set_timer()
@@ -248,6 +254,12 @@ class Conductor:
                 for host in hosts:
                     self.links.tell(host, "drop_blob", {"name": name})
 
+    def _write_ends(self, ends: list[Event], durable: asyncio.Future[Any] | None = None) -> None:
+        """Have the runs' directories say how they ended, in a thread: nobody waits for it."""
+        if durable is None or (not durable.cancelled() and durable.exception() is None):
+            loop = asyncio.get_running_loop()
+            loop.run_in_executor(None, write_ends, self.cluster.runs, ends)
+
     async def _learn_blobs(self, host: str) -> None:
         """After a restart: what live runs need, from the keeper that has it."""
         for name in self.blobs.missing():
@@ -339,3 +351,12 @@ def make_directories(runs: str, submitted: list[RunSubmitted]) -> None:
             make_run_directory(os.path.join(runs, fact.run), fact)
         except OSError as error:
             logger.warning("the directory of run %s cannot be written: %s", fact.run, error)
+
+
+def write_ends(runs: str, ends: list[Event]) -> None:
+    """How runs ended, in their directories; a disk that refuses is a warning, the log has it too for some time."""
+    for event in ends:
+        try:
+            write_end(os.path.join(runs, run_of(event)), event)
+        except OSError as error:
+            logger.warning("the end of run %s cannot be written: %s", run_of(event), error)

@@ -3,7 +3,7 @@ import gc
 
 import pytest
 
-from argosy.config.spec import RoleSpec
+from argosy.config.spec import RoleSpec, RunSpec, Submission
 from argosy.control.conductor import Conductor
 from argosy.control.eventlog import EventLog
 from argosy.control.home import Cluster
@@ -101,3 +101,36 @@ def test_a_shutdown_does_not_wait_for_an_event_that_never_comes(tmp_path):
         shutdown.close()
 
     with_conductor(tmp_path, test)
+
+
+def test_how_a_run_ended_is_in_its_directory_also_when_the_controller_died_before_it_was(tmp_path):
+    def ends():
+        return sorted(path.parent.name for path in tmp_path.glob("runs/*/end.json"))
+
+    async def until(count):
+        while len(ends()) < count:
+            await asyncio.sleep(0.01)
+
+    runs = []
+
+    async def live(conductor):
+        submission = Submission(spec=RunSpec(roles={"a": RoleSpec(command=["x"])}), python="/p")
+        for _ in range(3):
+            [run], outputs = conductor.coordinator.submit(
+                1.0, submission, env_blob="", secret_blobs={}
+            )
+            await conductor.apply(outputs)
+            await conductor.stop(run, hard=True, reason="enough")
+            runs.append(run)
+        await until(3)
+        conductor.failed.cancel()
+
+    async def again(conductor):
+        conductor.replay()
+        await until(3)
+        conductor.failed.cancel()
+
+    with_conductor(tmp_path, live)
+    (tmp_path / "runs" / runs[1] / "end.json").unlink()
+    with_conductor(tmp_path, again)
+    assert ends() == sorted(runs)

@@ -4,8 +4,8 @@ import stat
 
 from argosy.config.spec import RoleSpec, RunSpec
 from argosy.control.commands import without_values
-from argosy.control.rundirs import make_run_directory
-from argosy.protocol.facts import RunSubmitted
+from argosy.control.rundirs import make_run_directory, write_end
+from argosy.protocol.facts import Event, RunEnded, RunSubmitted
 
 
 def test_a_run_directory_tells_the_spec_without_any_value(tmp_path):
@@ -29,3 +29,20 @@ def test_a_run_directory_tells_the_spec_without_any_value(tmp_path):
     assert spec["spec"]["roles"]["main"]["command"] == ["train", "--fast"]
     assert list(spec["spec"]["roles"]["main"]["env"]) == ["API_KEY"]
     assert spec["env_names"] == ["HOME", "PATH"]
+
+
+def ended(outcome="failed"):
+    return Event(seq=7, at=12.5, fact=RunEnded(run="r1", outcome=outcome, exit_code=3, reason="x"))
+
+
+def test_the_end_of_a_run_is_written_once_into_its_directory(tmp_path):
+    write_end(str(tmp_path), ended())
+    write_end(str(tmp_path), ended("succeeded"))
+    end = json.loads((tmp_path / "end.json").read_text())
+    assert (end["at"], end["fact"]["outcome"], end["fact"]["exit_code"]) == (12.5, "failed", 3)
+    assert os.listdir(tmp_path) == ["end.json"]
+
+
+def test_a_directory_that_was_removed_is_not_made_again_for_the_end(tmp_path):
+    write_end(str(tmp_path / "r1"), ended())
+    assert not os.listdir(tmp_path)
