@@ -23,8 +23,8 @@ from benchmarks.measure import PROGRAMS, PYTHON, ROOT, SideFailed, fair_environm
 from benchmarks.ours import end_process
 from benchmarks.peers.drivers import free_port
 
-START_SECONDS = 120.0
-TURN_SECONDS = 120.0
+START_SECONDS = 300.0
+TURN_SECONDS = 600.0
 
 _numbers = itertools.count()
 

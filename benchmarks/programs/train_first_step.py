@@ -9,6 +9,7 @@ from pathlib import Path
 import train_task as task
 
 import argosy as ar
+from argosy.worker.launch import launch
 
 EDITED = 0
 
@@ -25,9 +26,9 @@ def main(run: ar.Run) -> None:
     for step in trainer.steps(1):
         step()
     out = Path(os.environ["BENCH_DIR"])
-    (out / f".rank{run.rank}").write_text(f"{time.time_ns()} {EDITED}")
-    (out / f".rank{run.rank}").rename(out / f"rank{run.rank}")
+    (out / f".rank{run.gang.rank}").write_text(f"{time.time_ns()} {EDITED}")
+    (out / f".rank{run.gang.rank}").rename(out / f"rank{run.rank}")
 
 
 if __name__ == "__main__":
-    ar.launch(main)
+    launch(main)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import argosy as ar
+from argosy.worker.launch import launch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import train_task as task
@@ -25,7 +26,7 @@ def main(run: ar.Run) -> None:
         layout=os.environ.get("BENCH_LAYOUT", "shared"),
         hang_seconds=3600.0,  # the other sides' turns are no hang
     )
-    baton = Baton(run.rank)
+    baton = Baton(run.gang.rank)
     for step in trainer.steps(1 << 30):
         if not baton.before():
             break
@@ -33,4 +34,4 @@ def main(run: ar.Run) -> None:
 
 
 if __name__ == "__main__":
-    ar.launch(main)
+    launch(main)

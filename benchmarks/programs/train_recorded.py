@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import argosy as ar
+from argosy.worker.launch import launch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import train_task as task
@@ -44,7 +45,7 @@ def main(run: ar.Run) -> None:
         for step in trainer.steps(STEPS):
             result = step()
             record.write(
-                f"{step.index} {time.time_ns()} {run.rank} {result.loss.hex()} {result.tokens}\n"
+                f"{step.index} {time.time_ns()} {run.gang.rank} {result.loss.hex()} {int(result.tokens)}\n"
             )
         record.write(f"digest {trainer.digest()}\n")
 
@@ -100,4 +101,4 @@ FAULTS = {
 }
 
 if __name__ == "__main__":
-    ar.launch(main)
+    launch(main)
