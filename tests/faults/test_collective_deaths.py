@@ -14,10 +14,19 @@ pytestmark = pytest.mark.faults
 
 PROGRAM = Path(__file__).parent.parent / "multiprocess" / "programs" / "doomed_rank.py"
 SIZE, VICTIM = 3, 1
+SPLITS = {
+    "a rank of another host": {"DOOMED_RANK": "1", "DOOMED_SPLIT_AT": "2"},
+    "the only rank of another host": {"DOOMED_RANK": "2", "DOOMED_SPLIT_AT": "2"},
+    "the first rank of a host": {"DOOMED_RANK": "0", "DOOMED_SPLIT_AT": "2"},
+}
 DEATHS = (
     "killed_in_the_middle",
     "killed_before_it_comes",
     "killed_while_others_wait_in_the_background",
+    "killed_before_its_message",
+    "killed_before_it_takes_a_message",
+    "killed_in_a_batch_of_messages",
+    "killed_while_gloo_does_the_work",
 )
 MISMATCHES = {
     "different_operations": (
@@ -40,23 +49,29 @@ OTHERS = (
 
 @pytest.fixture(scope="module", params=["native", "torch operations"])
 def outcomes(request, tmp_path_factory):
+    native = "1" if request.param == "native" else "0"
+    stores = tmp_path_factory.mktemp("stores")
+    return run([*DEATHS, *MISMATCHES, *OTHERS], stores, ARGOSY_NATIVE=native)
+
+
+@pytest.fixture(scope="module", params=SPLITS)
+def split(request, tmp_path_factory):
+    """(the victim, outcomes) where the ranks count as being on two hosts."""
+    chosen = SPLITS[request.param]
+    fates = [*DEATHS, *MISMATCHES, "stopped_rank", "aborted"]
+    return int(chosen["DOOMED_RANK"]), run(fates, tmp_path_factory.mktemp("stores"), **chosen)
+
+
+def run(fates, stores, **more):
     done = subprocess.run(
-        [
-            sys.executable,
-            str(PROGRAM),
-            str(SIZE),
-            str(tmp_path_factory.mktemp("stores")),
-            *DEATHS,
-            *MISMATCHES,
-            *OTHERS,
-        ],
+        [sys.executable, str(PROGRAM), str(SIZE), str(stores), *fates],
         env=os.environ
         | {
-            "ARGOSY_NATIVE": "1" if request.param == "native" else "0",
             "GLOO_SOCKET_IFNAME": "lo",
             "RES_OPTIONS": "timeout:1 attempts:1",
             "OMP_NUM_THREADS": "1",
-        },
+        }
+        | more,
         capture_output=True,
         text=True,
         timeout=115,
@@ -97,6 +112,46 @@ def test_a_mismatch_names_both_ranks_calls_and_call_sites(outcomes, fate):
             assert f"rank {VICTIM}: " in said["text"]
             assert theirs in said["text"], said["text"]
             assert ours in said["text"], said["text"]
+
+
+@pytest.mark.parametrize("fate", DEATHS)
+def test_all_hosts_learn_who_was_killed(split, fate):
+    victim, outcomes = split
+    survivors = outcomes[fate]
+    assert sorted(survivors) == [rank for rank in range(SIZE) if rank != victim]
+    for said in survivors.values():
+        assert (said["error"], said["lost"]) == ("PeerLost", victim), said
+        assert said["again"] == "PeerLost"
+        assert said["left"] == []
+
+
+@pytest.mark.parametrize("fate", MISMATCHES)
+def test_a_mismatch_between_hosts_names_both_ranks_calls_and_call_sites(split, fate):
+    victim, outcomes = split
+    theirs, ours = MISMATCHES[fate]
+    everybody = outcomes[fate]
+    assert sorted(everybody) == [0, 1, 2]
+    for rank, said in everybody.items():
+        assert said["error"] == "MismatchError", said
+        assert said["text"].count("doomed_rank.py") >= 2, said["text"]
+        assert f"rank {rank}: " in said["text"]
+        assert said["left"] == []
+        if rank != victim:
+            assert f"rank {victim}: " in said["text"]
+            assert theirs in said["text"], said["text"]
+            assert ours in said["text"], said["text"]
+
+
+def test_all_hosts_learn_who_never_came_and_who_aborted(split):
+    victim, outcomes = split
+    for rank in range(SIZE):
+        if rank != victim:
+            late, aborted = outcomes["stopped_rank"][rank], outcomes["aborted"][rank]
+            assert late["error"] == "TimedOut", late
+            assert f"rank {victim} did not come in time" in late["text"]
+            assert aborted["error"] in ("ConfigError", "PeerLost"), aborted
+            assert f"rank {victim} has" in aborted["text"]
+            assert late["left"] == aborted["left"] == []
 
 
 def test_a_rank_that_never_comes_is_named_with_its_last_call(outcomes):

@@ -6,18 +6,21 @@ Importing this module registers it: `import argosy.move.groups`, then `dist.init
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from argosy.move import arguments, callsites, counters, hosts, mapping, torchgroup
+from argosy.move import arguments, callsites, counters, hosts, mapping, messages, torchgroup
 from argosy.move.arguments import Request
 from argosy.move.calls import Call, Kind
 from argosy.move.hostroute import LAYERED, HostRoute
 from argosy.move.works import ArgosyWork, Turns
 
 NAME = "argosy"
+_LOST_SECONDS = 0.8
+"""A connection may close a moment before its process has ended."""
 Tensors = Sequence[torch.Tensor]
 
 
@@ -32,9 +35,10 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         self._route: hosts.Route = self._host.route
         self._is_spread = len(self._host.groups) > 1
         if self._is_spread:
-            self._route = HostRoute(self._host, self._host.route, self._leaders(birth))
+            self._route = HostRoute(self._host, birth, self.gloo)
         self._turns = Turns(birth.name)
         self._is_shut = False
+        self._shutting = threading.RLock()
 
     def getRank(self) -> int:  # noqa: N802 - torch's name
         """This process's rank in the group."""
@@ -57,14 +61,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """New memory that all ranks of this host map; every rank calls it, in the same order. It lives as long as its tensors."""
         return self._host.common_memory(size, self._timeout.total_seconds())
 
-    def _leaders(self, birth: torchgroup.Birth) -> Any:
-        """Gloo between the first ranks of the hosts; None on the others."""
-        if self._host.index > 0:
-            return None
-        firsts = [group[0] for group in self._host.groups]
-        store = torchgroup.inner_store(birth.store, "leaders")
-        return torchgroup.gloo(store, firsts.index(birth.rank), len(firsts), birth.timeout)
-
     def _submit(self, request: Request, options: Any, beneath: Callable[[], Any]) -> ArgosyWork:
         is_async = torchgroup.is_async(options)
         timeout = torchgroup.timeout_seconds(options, self._timeout)
@@ -81,13 +77,49 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             if request.is_beneath:
                 counters.own.gloo_calls += 1
                 counters.own.gloo_bytes += sum(call.num_bytes for call in request.calls)
-                beneath().wait()
+                self._wait_for_gloo(str(request.calls[0]), beneath)
             else:
                 counters.own.shared_memory_calls += 1
                 moved = sum(call.moved_bytes for call in request.calls)
                 counters.own.shared_memory_bytes += moved
 
         return self._turns.take(job, request.result, is_async=is_async)
+
+    def _wait_for_gloo(self, what: str, beneath: Callable[[], Any]) -> None:
+        try:
+            beneath().wait()
+        except RuntimeError as failure:
+            if not torchgroup.is_of_wire(failure):
+                raise  # of the arguments, on all ranks alike
+            if isinstance(self._route, HostRoute):
+                raise self._route.failed(what, failure)
+            lost = self._host.lost_rank(_LOST_SECONDS)
+            torchgroup.cut(self.gloo, int(self._rank == 0))  # the others wait for this rank
+            raise messages.explained(f"{what} in group {self.group_name}", failure, lost)
+
+    def send(self, tensors: Tensors, peer: int, tag: int) -> messages.Message:
+        """To one rank; Gloo's."""
+        return self._message("send to", peer, lambda: self.gloo.send(tensors, peer, tag))
+
+    def recv(self, tensors: Tensors, peer: int, tag: int) -> messages.Message:
+        """From one rank; Gloo's."""
+        return self._message("recv from", peer, lambda: self.gloo.recv(tensors, peer, tag))
+
+    def _message(self, verb: str, peer: int, start: Callable[[], Any]) -> messages.Message:
+        what = f"{verb} rank {peer} in group {self.group_name}"
+        is_near = peer in self._host.ranks
+
+        def explain(failure: RuntimeError) -> Exception:
+            if not torchgroup.is_of_wire(failure):
+                return failure
+            lost: int | None = peer
+            if is_near:
+                lost = self._host.lost_rank(_LOST_SECONDS, peer)
+            elif torchgroup.has_timed_out(failure):
+                lost = None
+            return messages.explained(what, failure, lost)
+
+        return messages.begin(start, explain)
 
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None, **_: Any) -> ArgosyWork:
         """Each tensor becomes the reduction of all ranks' tensors, in rank order."""
@@ -310,16 +342,17 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
 
     def shutdown(self) -> None:
         """End the group's thread and give its memory back; what others still wait for ends by itself."""
-        if self._is_shut:
-            return
-        if not self._turns.close():
-            self._route.abort()
-        self.gloo.shutdown()
-        # A call that is still under way (this may be a signal's handler inside it) keeps its memory: it goes with the group.
-        if self._turns.close():
-            self._is_shut = True
-            self._route.close()
-            self._host.close()
+        with self._shutting:  # whoever comes second returns when all is given back
+            if self._is_shut:
+                return
+            if not self._turns.close():
+                self._route.abort()
+            self.gloo.shutdown()
+            # A call that is still under way (this may be a signal's handler inside it) keeps its memory: it goes with the group.
+            if self._turns.close():
+                self._is_shut = True
+                self._route.close()
+                self._host.close()
 
     def set_timeout(self, timeout: Any) -> None:
         """For calls from now on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from typing import Any, Protocol
 
 from argosy.errors import ArenaGone, ProtocolError
@@ -70,6 +71,20 @@ class Host:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+
+    def lost_rank(self, seconds: float, rank: int | None = None) -> int | None:
+        """A rank of this host (or only this one) that has ended or does so within a time; None when all live."""
+        watched = self.near.watched() if self.near is not None else []
+        by_descriptor = {
+            pidfd: other
+            for other, pidfd in zip(self.ranks, watched, strict=False)
+            if pidfd >= 0 and rank in (None, other)
+        }
+        poller = select.poll()
+        for pidfd in by_descriptor:
+            poller.register(pidfd, select.POLLIN)
+        ended = poller.poll(seconds * 1000) if by_descriptor else []
+        return by_descriptor[ended[0][0]] if ended else None
 
     def close(self) -> None:
         """Give memory and descriptors back."""

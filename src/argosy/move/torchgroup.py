@@ -6,6 +6,7 @@ Knows nothing of shared memory.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,9 @@ from argosy.move.calls import Operation
 
 Store = Any
 """A torch.distributed store; torch does not type it."""
+Gloo = Any
+"""A Gloo backend; torch does not type its methods as they are called."""
+_UNUSED_TAG = 0x6172676F
 # The methods' signatures in torch's stubs are not those that torch calls: types stop here.
 _ProcessGroup: Any = dist.ProcessGroup
 
@@ -70,11 +74,55 @@ def gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
-def broadcast_options(root: int) -> Any:
+def broadcast_options(root: int, timeout_seconds: float) -> Any:
     """For a broadcast of a Gloo backend."""
     options = c10d.BroadcastOptions()
     options.rootRank = root
+    options.timeout = timedelta(seconds=timeout_seconds)
     return options
+
+
+def gather_options(timeout_seconds: float) -> Any:
+    """For an all-gather of a Gloo backend."""
+    options = c10d.AllgatherOptions()
+    options.timeout = timedelta(seconds=timeout_seconds)
+    return options
+
+
+def exchange_options(timeout_seconds: float) -> Any:
+    """For an all-to-all of a Gloo backend."""
+    options = c10d.AllToAllOptions()
+    options.timeout = timedelta(seconds=timeout_seconds)
+    return options
+
+
+def cut(backend: Gloo, peer: int) -> None:
+    """Close all connections of a Gloo backend, so that whoever waits on one of them fails at once.
+
+    Gloo has no function for it, but does so when a receive has waited too long for any `peer`.
+    """
+    with contextlib.suppress(RuntimeError):
+        work = backend.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG)
+        work.wait(timedelta(milliseconds=1))
+
+
+def is_cut(backend: Gloo, peer: int) -> bool:
+    """Whether the connection to a peer is closed: Gloo then refuses to receive from it."""
+    try:
+        backend.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG)
+    except RuntimeError:
+        return True
+    return False
+
+
+def is_of_wire(failure: Exception) -> bool:
+    """Whether a Gloo error is one of its connections, not of its arguments."""
+    return "gloo/transport" in str(failure) or has_timed_out(failure)
+
+
+def has_timed_out(failure: Exception) -> bool:
+    """Whether it is this side's own deadline that has passed."""
+    return "Timed out waiting" in str(failure)
 
 
 class GroupOverGloo(_ProcessGroup):  # type: ignore[misc]

@@ -78,10 +78,17 @@ def _mismatch(lost: int, call: calls.Call, place: Place) -> MismatchError:
     while not segment.read_text(lost, number) and time.monotonic() < deadline:
         time.sleep(0.001)
     theirs = segment.read_text(lost, number) or "(it did not say)"
-    return MismatchError(
-        f"ranks of group {place.group} called different things:\n"
-        f"    rank {ranks[place.index]}: {told(call)}\n"
+    return mismatch(
+        place.group,
+        f"    rank {ranks[place.index]}: {told(call)}",
         f"    rank {ranks[lost]}: {theirs}",
+    )
+
+
+def mismatch(group: str, mine: str, theirs: str) -> MismatchError:
+    """The error of calls that differ; both sides are lines that begin with a rank."""
+    return MismatchError(
+        f"ranks of group {group} called different things:\n{mine}\n{theirs}",
         fix="make all ranks call the same collectives in the same order with equal sizes and dtypes",
     )
 

@@ -15,7 +15,12 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 CASES = re.findall(r"^def (case_\w+)", (PROGRAMS / "collective_cases.py").read_text(), re.MULTILINE)
-SPLIT = ("case_bits_are_equal_on_all_ranks", "case_an_average_beside_a_sum_is_a_mismatch")
+SPLIT = (
+    "case_bits_are_equal_on_all_ranks",
+    "case_an_average_beside_a_sum_is_a_mismatch",
+    "case_halves_are_rounded_once_in_every_reduction",
+    "case_a_mismatch_leaves_the_group_usable_on_all_hosts",
+)
 # (file of cases, ranks, whether with native code); one start of Python each
 STARTS = {
     "native": ("collective_cases.py", "2,4", "1"),

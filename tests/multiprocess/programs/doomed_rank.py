@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +20,9 @@ import torch.distributed as dist
 
 import argosy.move.groups  # noqa: F401 - registers the backend
 
-VICTIM = 1
+VICTIM = int(os.environ.get("DOOMED_RANK", "1"))
+SPLIT_AT = int(os.environ.get("DOOMED_SPLIT_AT", "0"))
+"""From this rank on ranks count as being on a second host; 0: all are on one."""
 
 
 def killed_in_the_middle(rank, size):
@@ -45,6 +48,44 @@ def killed_while_others_wait_in_the_background(rank, size):
         os.kill(os.getpid(), signal.SIGKILL)
     work = dist.all_gather([torch.zeros(10) for _ in range(size)], torch.zeros(10), async_op=True)
     work.wait()
+
+
+def killed_before_its_message(rank, size):
+    dist.barrier()
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(torch.zeros(10), VICTIM)
+
+
+def killed_before_it_takes_a_message(rank, size):
+    """Larger than what sockets hold."""
+    dist.barrier()
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.send(torch.zeros(5_000_000), VICTIM)
+
+
+def killed_in_a_batch_of_messages(rank, size):
+    """As pipelining has them: the others wait in it when the victim ends."""
+    dist.barrier()
+    if rank == VICTIM:
+        time.sleep(0.2)  # the outcome is the same if the others are not there yet
+        os.kill(os.getpid(), signal.SIGKILL)
+    messages = [
+        dist.P2POp(dist.irecv, torch.zeros(4), VICTIM),
+        dist.P2POp(dist.isend, torch.zeros(4), VICTIM),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+
+
+def killed_while_gloo_does_the_work(rank, size):
+    """An operation without a kernel here: everybody is in Gloo when the victim ends."""
+    tensor = torch.zeros(3_000_000, dtype=torch.int64)
+    if rank == VICTIM:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        dist.all_reduce(tensor, dist.ReduceOp.BOR)
 
 
 def killed_under_ddp(rank, size):
@@ -141,6 +182,8 @@ def interrupted(rank, size):
 def member(fate, rank, size, store):
     torch.set_num_threads(1)
     said = {"rank": rank, "error": None}
+    if SPLIT_AT:
+        os.environ["ARGOSY_LOCALITY"] = "left" if rank < SPLIT_AT else "right"
     dist.init_process_group(
         "argosy",
         store=dist.FileStore(store, size),
@@ -182,6 +225,8 @@ def main() -> int:
             if pid == 0:
                 try:
                     member(fate, rank, size, f"{scratch}/{fate}")
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     sys.stdout.flush()
                     os._exit(0)

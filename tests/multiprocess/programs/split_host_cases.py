@@ -25,16 +25,43 @@ def case_bits_are_equal_on_all_ranks(rank, size):
 
 def case_an_average_beside_a_sum_is_a_mismatch(rank, size):
     tensor, said = torch.ones(3), "nothing"
-    if rank < 2:  # of one host; nothing leaves it
-        try:
-            dist.all_reduce(tensor, dist.ReduceOp.AVG if rank else dist.ReduceOp.SUM)
-        except MismatchError as mismatch:
-            said = str(mismatch)
-        assert "all_reduce(avg)" in said, said
-        assert "all_reduce(sum)" in said, said
+    try:
+        dist.all_reduce(tensor, dist.ReduceOp.AVG if rank == 1 else dist.ReduceOp.SUM)
+    except MismatchError as mismatch:
+        said = str(mismatch)
+    assert "all_reduce(avg)" in said, said
+    assert "all_reduce(sum)" in said, said
     assert tensor.tolist() == [1, 1, 1]
     dist.all_reduce(tensor)
     assert tensor.tolist() == [size, size, size]
+
+
+def case_halves_are_rounded_once_in_every_reduction(rank, size):
+    parts = torch.randn(size, size * 501, generator=torch.Generator().manual_seed(3)).bfloat16()
+    wanted = ((parts[0].float() + parts[1].float()) + parts[2].float()).bfloat16()
+    whole = parts[rank].clone()
+    dist.reduce(whole, 1)
+    assert torch.equal(whole, wanted if rank == 1 else parts[rank])
+    part = torch.empty(501, dtype=torch.bfloat16)
+    dist.reduce_scatter_single(part, parts[rank])
+    assert torch.equal(part, wanted.chunk(size)[rank])
+
+
+def case_a_mismatch_leaves_the_group_usable_on_all_hosts(rank, size):
+    for odd in range(size):
+        said = "nothing"
+        try:
+            if rank == odd:
+                dist.all_gather([torch.zeros(2) for _ in range(size)], torch.zeros(2))
+            else:
+                dist.barrier()
+        except MismatchError as mismatch:
+            said = str(mismatch)
+        assert "all_gather of 2 x float32" in said, said
+        assert f"rank {odd}: " in said, said
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [size] * 3
 
 
 def prepare(rank, size):

@@ -71,8 +71,9 @@ def test_gloo_has_the_methods_that_calls_fall_through_to():
         "alltoall",
         "barrier",
         "broadcast",
+        "send",
+        "recv",
         "shutdown",
-        "abort",
     ):
         assert callable(getattr(dist.ProcessGroupGloo, name)), name
 
@@ -93,7 +94,9 @@ def test_options_tell_operation_root_timeout_and_whether_to_wait():
     assert torchgroup.operation_of(None) == (Operation.SUM, 1.0)
     with pytest.raises(NoRoute):
         torchgroup.operation_of("sum")
-    root = torchgroup.broadcast_options(4)
+    root = torchgroup.broadcast_options(4, 9.0)
+    for made in (root, torchgroup.gather_options(9.0), torchgroup.exchange_options(9.0)):
+        assert made.timeout == timedelta(seconds=9)
     assert torchgroup.root_of(root) == torchgroup.root_of(4) == 4
     assert torchgroup.options_of("gather", 2).rootRank == 2
 
