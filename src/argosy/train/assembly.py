@@ -6,22 +6,22 @@ Called once per process by trainer.py, also by replacements, which find everythi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from argosy.errors import ConfigError, MismatchError
 from argosy.move.layout import Layout, Parameter
-from argosy.train import digests
+from argosy.train import digests, saves
 from argosy.train.lanes import BUFFER
-from argosy.train.memories import Memories, Weights
+from argosy.train.memories import Memories, Version, Weights
 from argosy.train.roster import Roster
 from argosy.train.settings import Settings
 from argosy.train.stateplan import AVERAGE, VALUE, Field, StatePlan
 from argosy.train.updates import Factory, Updater, check_disjoint, field_of
 
 _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
-_COMPILED = "_orig_mod."
 
 
 def prepare_numerics(settings: Settings) -> None:
@@ -29,7 +29,7 @@ def prepare_numerics(settings: Settings) -> None:
     if settings.mode == "exact":
         torch.use_deterministic_algorithms(True)
         # What is never read need not be filled: it costs 16 ms per ten million elements.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:
@@ -109,9 +109,7 @@ def make_plan(
     return StatePlan(names=names, fields=tuple(fields))
 
 
-def make_layout(
-    plan: StatePlan, updaters: list[Updater], lanes: int, settings: Settings
-) -> Layout:
+def make_layout(plan: StatePlan, updaters: list[Updater], lanes: int, settings: Settings) -> Layout:
     """The gradient space: parameters, then buffers, which travel with the first part."""
     sizes = {f.name: f.numel for f in plan.fields if f.key == VALUE}
     buffers = tuple(name for name in plan.names if name.startswith(BUFFER))
@@ -138,31 +136,38 @@ def make_weights(prefix: str, model: torch.nn.Module, settings: Settings) -> Wei
 
 
 def begin(
-    memories: Memories, roster: Roster, model: torch.nn.Module, initial: Mapping[str, torch.Tensor]
+    memories: Memories, roster: Roster, buffers: Mapping[str, torch.Tensor], saved: Path | None
 ) -> None:
-    """Make the first version from this process's initial values, or check that they are those of the run."""
-    names = [*memories.weights.parameters, *initial]
+    """Make the first version, from this process's initial values or from a save; or check that the run began with the same values."""
     parameters = memories.weights.parameters
-    own = [digests.of_tensor(parameters[n] if n in parameters else initial[n]) for n in names]
+    values = {**parameters, **{BUFFER + name: buffer for name, buffer in buffers.items()}}
+    own = [digests.of_tensor(value) for value in values.values()]
     if roster.initial() is None:
+        # Ranks that come here at once write the same bytes.
         first = memories.version(0)
-        for name in memories.plan.names:
-            value = initial[name] if name in initial else parameters[name].detach()
-            first.tensor(name).copy_(value)
-            for field, tensor in first.fields_of(name):
-                if field.key == AVERAGE:
-                    tensor.copy_(value)
+        if saved is None:
+            _fill(first, values)
+        else:
+            saves.load(saved, first)
         memories.weights.fill()
+        memories.refresh(0, list(memories.plan.names))
         roster.begin(own)
     known = roster.initial()
     assert known is not None
-    different = [name for name, a, b in zip(names, own, known, strict=True) if a != b]
+    different = [name for name, a, b in zip(values, own, known, strict=True) if a != b]
     if different:
         raise MismatchError(
             f"{different[0]!r} began with other values here than on another rank "
-            f"({len(different)} of {len(names)} tensors differ)",
+            f"({len(different)} of {len(own)} tensors differ)",
             fix="build the model from torch's default generators alone, which are seeded alike on every rank",
         )
+
+
+def _fill(version: Version, values: Mapping[str, torch.Tensor]) -> None:
+    for name in version.plan.names:
+        for field, tensor in version.fields_of(name):
+            if field.key in (VALUE, AVERAGE):
+                tensor.copy_(values[name].detach())
 
 
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:

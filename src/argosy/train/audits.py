@@ -51,5 +51,5 @@ def compare(own: torch.Tensor, published: torch.Tensor, node: Node, layout: Layo
         raise MismatchError(
             f"lanes {node.first} to {node.stop - 1} of the first step gave other bits when computed twice: "
             f"{parameter.name!r} differs in {count} of {parameter.numel} elements",
-            fix="something private decides here: a generator of its own, a clock, threads; or use mode=\"fast\"",
+            fix='something private decides here: a generator of its own, a clock, threads; or use mode="fast"',
         )

@@ -175,7 +175,9 @@ class Crew:
         """Members that have ended. Looked at until two looks agree: all see the same sets, one growing out of the other."""
         seen: frozenset[int] | None = None
         while True:
-            found = frozenset(r for r, fd in self._descriptors.items() if fd == _GONE or _has_ended(fd))
+            found = frozenset(
+                r for r, fd in self._descriptors.items() if fd == _GONE or _has_ended(fd)
+            )
             if found == seen:
                 return found
             seen = found

@@ -77,7 +77,7 @@ class Lanes:
             self._prepare(step, lane, committed)
             total, found = self._evaluate(loss, batch_of(lane))
             self._was_cleared = False
-            total.backward()
+            torch.autograd.backward(total)
             self._collect(claim, views, lane)
             for name, (part, count) in found.items():
                 before = terms.get(name)
@@ -220,7 +220,9 @@ def _checked(value: Any, name: str, needs_gradient: bool) -> tuple[torch.Tensor,
             fix="return it without .detach() or .item()",
         )
     if not isinstance(count, int | float) or not math.isfinite(count) or count < 0:
-        raise ConfigError(f"the count of {name!r} is {count!r}", fix="return a number, not negative")
+        raise ConfigError(
+            f"the count of {name!r} is {count!r}", fix="return a number, not negative"
+        )
     return total, float(count)
 
 

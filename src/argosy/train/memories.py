@@ -31,9 +31,7 @@ class Weights:
 
     def __init__(self, arena_name: str, model: torch.nn.Module, dtype: torch.dtype | None) -> None:
         self.parameters = dict(model.named_parameters())
-        shapes = {
-            name: (p.shape, _compute_dtype(p, dtype)) for name, p in self.parameters.items()
-        }
+        shapes = {name: (p.shape, _compute_dtype(p, dtype)) for name, p in self.parameters.items()}
         offsets, offset = {}, 0
         for name, (shape, kind) in shapes.items():
             offsets[name] = offset

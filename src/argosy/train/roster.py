@@ -31,7 +31,9 @@ _FIRST = 5 * _LINE
 class Roster:
     """One process's view of the table."""
 
-    def __init__(self, arena_name: str, *, most_ranks: int, num_parameters: int, title: int) -> None:
+    def __init__(
+        self, arena_name: str, *, most_ranks: int, num_parameters: int, title: int
+    ) -> None:
         self._most_ranks = most_ranks
         self._digests_at = _FIRST
         self._rows_at = _up(self._digests_at + 8 * num_parameters)

@@ -25,7 +25,7 @@ from argosy.train.settings import Settings
 from argosy.train.stateplan import StatePlan
 
 if TYPE_CHECKING:
-    from argosy.train.trainer import Trainer
+    from argosy.train.parts import Parts
 
 _RECORD, _TENSORS = "SAVE.json", "state.safetensors"
 _WAIT_SECONDS = 20.0
@@ -113,30 +113,30 @@ def check_facts(path: Path, facts: Mapping[str, Any], *, allow_drift: bool = Fal
         )
 
 
-def save_once(trainer: Trainer) -> None:
+def save_once(parts: Parts) -> None:
     """One of the ranks that stop saves; the others wait for it, and take its place if it ends before."""
-    directory = Path(trainer.run.directory) / "saves"
-    crew = trainer.crew
+    directory = Path(parts.run.directory) / "saves"
+    crew = parts.crew
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
-        step = trainer.step
-        if (directory / f"step-{step:09d}" / _RECORD).exists() or step == 0:
+        step = int(parts.committed.ledger["step"])
+        if step == 0 or (directory / f"step-{step:09d}" / _RECORD).exists():
             return
         if crew.first_living() == crew.rank:
-            version, slot = trainer.pin()
+            version, slot = parts.state.pin()
             try:
-                save(directory, trainer.version_in(slot), trainer.facts())
+                save(directory, parts.memories.version(slot), parts.facts())
             finally:
-                trainer.unpin(version)
+                parts.state.unpin(version)
             return
         time.sleep(0.02)
 
 
-def check_room(
-    plan: StatePlan, layout: Layout, model: torch.nn.Module, settings: Settings
-) -> None:
+def check_room(plan: StatePlan, layout: Layout, model: torch.nn.Module, settings: Settings) -> None:
     """Refuse a model that does not fit, before anything is made."""
-    weights = sum(p.numel() for p in model.parameters()) * (2 if settings.precision == "bfloat16" else 4)
+    weights = sum(p.numel() for p in model.parameters()) * (
+        2 if settings.precision == "bfloat16" else 4
+    )
     needed = weights + 2 * plan.num_bytes + layout.places.total
     available = hostmemory.available_bytes()
     if needed > available:

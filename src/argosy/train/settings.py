@@ -18,8 +18,12 @@ Mode = Literal["exact", "fast"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything has a default."""
+    """Everything but the batch size has a default."""
 
+    batch_size: int = 0
+    """Rows of the global batch."""
+    lanes: int = 8
+    """Slices of the global batch, fixed for the life of a run: the unit of arithmetic, and the most ranks."""
     clip: float | None = None
     """Largest norm of the gradient of each update."""
     schedule: Callable[[int], float] | None = None
@@ -39,8 +43,8 @@ class Settings:
     """Steps whose batches are made ahead; 0: none."""
     audit: bool = True
     """Compute one block of the first step twice, on two ranks, and compare bits; exact mode only."""
-    most_ranks: int = 64
-    """Room for so many ranks in a live resize."""
+    allow_drift: bool = False
+    """Resume although the numerics fingerprint is another one."""
     hang_seconds: float = 1.0
     """A member that does nothing for so long beyond three median steps is taken for hung."""
     first_hang_seconds: float = 300.0
@@ -48,6 +52,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def most_ranks(self) -> int:
+        """A rank without a lane would have nothing to do."""
+        return self.lanes
 
 
 def resolve(settings: Settings | None, given: Mapping[str, Any]) -> Settings:
@@ -58,7 +67,7 @@ def resolve(settings: Settings | None, given: Mapping[str, Any]) -> Settings:
             raise ConfigError(
                 f"run.trainer() has no argument {name!r}", fix=did_you_mean(name, known)
             )
-    return dataclasses.replace(settings or Settings(), **given)
+    return dataclasses.replace(settings, **given) if settings else Settings(**given)
 
 
 def _check(settings: Settings) -> None:
@@ -69,14 +78,17 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"clip = {settings.clip}", fix="give a positive norm, or None")
     if settings.ema is not None and not 0 < settings.ema < 1:
         raise ConfigError(f"ema = {settings.ema}", fix="give a decay between 0 and 1, or None")
-    if settings.prefetch < 0 or settings.most_ranks < 1:
-        raise ConfigError("prefetch or most_ranks is negative", fix="count from 0, ranks from 1")
+    if settings.batch_size < 1 or settings.lanes < 1:
+        raise ConfigError(
+            f"batch_size = {settings.batch_size}, lanes = {settings.lanes}",
+            fix="run.trainer(batch_size=32, lanes=8), for example",
+        )
+    if settings.prefetch < 0:
+        raise ConfigError(f"prefetch = {settings.prefetch}", fix="give 0 or more")
     if settings.hang_seconds <= 0 or settings.first_hang_seconds <= 0:
         raise ConfigError("hang_seconds is not positive", fix="give seconds")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(
-            f"{name} = {value!r}", fix=did_you_mean(str(value), choices)
-        )
+        raise ConfigError(f"{name} = {value!r}", fix=did_you_mean(str(value), choices))

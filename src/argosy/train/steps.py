@@ -38,6 +38,25 @@ class Result:
         return self.tokens / self.seconds if self.seconds > 0 else math.nan
 
 
+def result_of(step: int, parts: list[dict[str, Any]], seconds: float) -> Result:
+    """The result of a step from what its parts left in the committed version."""
+    terms = {
+        name: total / (count or 1.0)
+        for part in parts
+        for name, (total, count) in part["terms"].items()
+    }
+    return Result(
+        step=step,
+        loss=sum(part["loss"] for part in parts),
+        gradient_norm=parts[0]["norm"],
+        terms=terms,
+        tokens=max(count for _, count in parts[0]["terms"].values()),
+        seconds=seconds,
+        is_skipped=any(part["verdict"] != "go" for part in parts),
+        parts=tuple(parts),
+    )
+
+
 class Step:
     """One optimizer update of the whole run."""
 

@@ -100,7 +100,9 @@ class Transaction:
         self._persist(finish)
         return found[0]
 
-    def evaluate(self, work: Work, number: int, compute: Callable[[int], dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    def evaluate(
+        self, work: Work, number: int, compute: Callable[[int], dict[str, tuple[float, float]]]
+    ) -> dict[str, tuple[float, float]]:
         """Totals of terms over all lanes, without an update; `number` counts such rounds of one version."""
         found: list[Gathered] = []
 
@@ -291,7 +293,9 @@ class Transaction:
             wait, lambda: sorted({owners[lane] for lane in self._exchange.missing(round)})
         )
 
-    def _judge(self, work: Work, gathered: Gathered, votes: list[float], part: int, attempt: int) -> dict[str, Any]:
+    def _judge(
+        self, work: Work, gathered: Gathered, votes: list[float], part: int, attempt: int
+    ) -> dict[str, Any]:
         """The result of a part: the same on every rank."""
         terms = gathered.terms
         count = terms["loss"][1] if len(terms) == 1 else 1.0
@@ -302,7 +306,11 @@ class Transaction:
             loss += self._lanes.weights.get(name, 1.0) * part_sum / (size or 1.0)
         ledger = self._memories.version(self._state.current()[1]).ledger
         self._guard.recall(ledger.get("losses", []))
-        skips = sum(1 for each in ledger.get("skipped", []) if each > work.step - self._settings.guard.window)
+        skips = sum(
+            1
+            for each in ledger.get("skipped", [])
+            if each > work.step - self._settings.guard.window
+        )
         verdict = self._guard.judge(loss, norm, attempt=attempt, skips=skips)
         if verdict == "stop":
             raise StepStopped(
@@ -345,7 +353,16 @@ class Transaction:
         self._injector.pass_by("flip", work.step)
         self._state.mark_done(work.version + 1, pages)
 
-    def _advance(self, part: int, old: Version, new: Version, names: list[str], gathered: Gathered, scale: float, step: int) -> None:
+    def _advance(
+        self,
+        part: int,
+        old: Version,
+        new: Version,
+        names: list[str],
+        gathered: Gathered,
+        scale: float,
+        step: int,
+    ) -> None:
         gradients: dict[str, torch.Tensor | None] = {}
         found: list[torch.Tensor] = []
         for name in names:

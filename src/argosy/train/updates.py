@@ -178,7 +178,8 @@ def check_disjoint(updaters: Iterable[Updater], names: Iterable[str]) -> None:
     lost = [name for name in names if name not in owner]
     if lost:
         raise ConfigError(
-            f"no optimizer updates {lost[0]!r}" + (f" and {len(lost) - 1} more" if lost[1:] else ""),
+            f"no optimizer updates {lost[0]!r}"
+            + (f" and {len(lost) - 1} more" if lost[1:] else ""),
             fix="give it to an optimizer, or set requires_grad_(False) to freeze it",
         )
 
@@ -203,9 +204,7 @@ def _fields(name: str, state: Mapping[str, Any]) -> list[Field]:
 
 def _field(name: str, key: str, shape: tuple[int, ...], dtype: torch.dtype, kind: Kind) -> Field:
     text = str(dtype).removeprefix("torch.")
-    return Field(
-        name=name, key=key, shape=shape, dtype=text, item_bytes=dtype.itemsize, kind=kind
-    )
+    return Field(name=name, key=key, shape=shape, dtype=text, item_bytes=dtype.itemsize, kind=kind)
 
 
 def field_of(name: str, key: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Field:

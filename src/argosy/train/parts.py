@@ -1,0 +1,155 @@
+"""The parts of a trainer in this process, put together once: memories, exchange, crew, lanes, transaction.
+
+Made by trainer.py, also in replacements, which find what is shared. Holds them and answers what the committed version says; how a step is made is in transaction.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from argosy import data as sources
+from argosy.data.prefetch import Ahead
+from argosy.errors import ConfigError
+from argosy.move import exchange
+from argosy.train import assembly, fingerprint, saves, seeds
+from argosy.train.crew import Crew
+from argosy.train.lanes import BUFFER, Lanes, Loss
+from argosy.train.memories import Memories, Version
+from argosy.train.roster import Roster
+from argosy.train.settings import Settings
+from argosy.train.transaction import Transaction, Work
+from argosy.train.updates import Factory
+
+_PREFIX = "train"
+
+
+class Parts:
+    """Everything of one trainer in one process."""
+
+    def __init__(
+        self,
+        run: Any,
+        model: torch.nn.Module,
+        data: Any,
+        loss: Loss,
+        optimizer: Factory | Mapping[str, Factory],
+        settings: Settings,
+    ) -> None:
+        self.run, self.model, self.loss, self.settings = run, model, loss, settings
+        lanes = settings.lanes
+        assembly.prepare_numerics(settings)
+        _check_ranks(run.gang.world_size, lanes)
+        self.feed = sources.as_source(data).feed(
+            batch_size=settings.batch_size, lanes=lanes, seed=run.seed
+        )
+        self.ahead = Ahead(self.feed, depth=settings.prefetch * lanes)
+        plain = assembly.plain(model)
+        trained = assembly.trained_of(plain)
+        buffers = assembly.changing_buffers(plain, self._look_at_one_lane)
+        self.updaters = assembly.make_updaters(optimizer, trained)
+        plan = assembly.make_plan(trained, buffers, self.updaters, settings)
+        layout = assembly.make_layout(plan, self.updaters, lanes, settings)
+        saves.check_room(plan, layout, plain, settings)
+        self.memories = Memories(_PREFIX, assembly.make_weights(_PREFIX, plain, settings), plan)
+        self.fingerprint = fingerprint.take(
+            mode=settings.mode, threads=torch.get_num_threads(), compiled=plain is not model
+        )
+        roster = Roster(
+            f"{_PREFIX}.roster",
+            most_ranks=settings.most_ranks,
+            num_parameters=len(self.memories.weights.parameters) + len(buffers),
+            title=layout.digest,
+        )
+        assembly.begin(self.memories, roster, buffers, self._find_save())
+        self.memories.weights.bind()
+        self.exchange = exchange.open(f"{_PREFIX}.exchange", layout, prefault=False)
+        self.state = self.exchange.state
+        self.crew = Crew(run.gang, roster, self.exchange)
+        run.gang.on_change(lambda _: self.exchange.wake())
+        is_exact = settings.mode == "exact"
+        self.lanes = Lanes(model, trained, layout, seed=run.seed, is_exact=is_exact)
+        self.transaction = Transaction(
+            self.crew, self.exchange, self.memories, self.lanes, self.updaters, settings, self.batch
+        )
+
+    # --- the committed version ----------------------------------------------------------------
+
+    @property
+    def committed(self) -> Version:
+        """The state that is committed now."""
+        return self.memories.version(self.state.current()[1])
+
+    def new_work(self, step: int) -> Work:
+        """A step from the committed version."""
+        version, slot = self.state.current()
+        omitted = self.memories.version(slot).ledger.get("omitted", [])
+        work = Work(version, step, step + len(omitted))
+        work.ledger = lambda: {"state": self.run.state.snapshot().decode()}
+        self._expect(work.index)
+        return work
+
+    def enter(self) -> None:
+        """Take part: from here on others count on this rank."""
+        if self.state.current()[0] > 0:
+            self._warm_up()
+        self.transaction.enter()
+        self.load_buffers()
+        self.run.state.restore(self.committed.ledger.get("state", "").encode())
+
+    def load_buffers(self) -> None:
+        """Give the module the committed values of the buffers that forward changes."""
+        version = self.committed
+        for name, buffer in assembly.plain(self.model).named_buffers():
+            if BUFFER + name in self.exchange.layout.indices:
+                buffer.copy_(version.tensor(BUFFER + name))
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same when the run is resumed."""
+        return {"data": self.feed.fingerprint, "fingerprint": self.fingerprint}
+
+    def batch(self, index: int, lane: int) -> Any:
+        """A lane's batch, made ahead or at once."""
+        return self.ahead.take(index, lane)
+
+    def _expect(self, index: int) -> None:
+        """Let the batches of this step and of those that follow be made."""
+        lanes = self.transaction.lanes_of_this_rank()
+        ahead = range(index, index + self.settings.prefetch + 1)
+        self.ahead.expect([(each, lane) for each in ahead for lane in lanes])
+
+    def _find_save(self) -> Path | None:
+        if self.run.resume_from is None:
+            return None
+        found = saves.newest(Path(self.run.resume_from) / "saves")
+        if found is None:
+            raise ConfigError(
+                f"there is no save in {self.run.resume_from}",
+                fix="resume from the directory of a run that was stopped after its first step",
+            )
+        saves.check_facts(found, self.facts(), allow_drift=self.settings.allow_drift)
+        return found
+
+    def _warm_up(self) -> None:
+        """A replacement computes one lane for nothing, so that its first real one is not slow."""
+        seeds.seed_all(self.run.seed)
+        given = self.loss(self.model, self.feed.batch(0, 0))
+        total = next(iter(given.values())) if isinstance(given, Mapping) else given
+        torch.autograd.backward(total[0])
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def _look_at_one_lane(self) -> None:
+        self.model.train()
+        self.loss(self.model, self.feed.batch(0, 0))
+
+
+def _check_ranks(world_size: int, lanes: int) -> None:
+    if world_size > lanes:
+        raise ConfigError(
+            f"{world_size} ranks for {lanes} lanes",
+            fix=f"use at most {lanes} ranks, or more lanes",
+        )
