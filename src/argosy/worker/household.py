@@ -92,6 +92,7 @@ class Household:
                     fix="use -n 1, or call launch at the end of a script and start threads in main",
                 )
             self._body = command
+            _say(f"{obstacle}, so its ranks are not forked but started anew")
         gc.collect()
         gc.freeze()
         before = self._listen_to_signals()

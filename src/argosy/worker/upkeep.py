@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from argosy.config.spec import Budget
 from argosy.errors import InvariantError
 from argosy.protocol.peerloss import is_peer_loss
 
 SIGINT, SIGKILL, SIGTERM = 2, 9, 15
-_BUDGETS = {"user": 3, "host": 100, "hang": 20}
+_BUDGET = Budget()
 _FAILURES = {
     "user": "failures of the program",
     "host": "failures of the host",
@@ -138,7 +139,8 @@ class Upkeep:
         self._can_join = False
         """Whether the program was seen to join: then a newcomer that has not done so yet will."""
         self._stop_signal = 0
-        self._counts: dict[str, int] = dict.fromkeys(_BUDGETS, 0)
+        self._failures: dict[str, list[float]] = {name: [] for name in _FAILURES}
+        """When failures of each class happened, of the last hour."""
         self._last_error = ""
         """What the last failing program said, while no step was made since."""
         self._fruitless = 0
@@ -276,10 +278,11 @@ class Upkeep:
         if not failure:
             return []
         who = f"rank {member.rank} {exit.describe()}"
-        self._counts[failure] += 1
-        allowed = _BUDGETS[failure]
+        since = at - _BUDGET.period_seconds
+        self._failures[failure] = [*(t for t in self._failures[failure] if t > since), at]
+        allowed: int = getattr(_BUDGET, failure)
         code = exit.code if exit.code is not None else 128 + (exit.signal or 0)
-        if self._counts[failure] > allowed:
+        if len(self._failures[failure]) > allowed:
             why = f"{who}; the budget of {allowed} restarts after {_FAILURES[failure]} is spent"
             return self._finish(End(code, why, exit.error))
         # The same words twice and no step between: a third time would say the same.

@@ -45,6 +45,7 @@ def test_ranks_get_config_seed_and_threads_and_one_of_them_speaks(start, tmp_pat
     words = ["-n", "2", "--set", "depth=3", "--set", "optimizer.learning_rate=1e-3", "--seed", "5"]
     done = start(PROGRAM, *words, "--directory", "here", **({"THREAD": "1"} if thread else {}))
     assert done.returncode == 0, done.stderr
+    assert ("this process has 2 threads, so its ranks" in done.stderr) == thread
     lines = ["once", "step 0  loss 0.5", "step 1  loss 0.33333"]
     assert sorted(done.stdout.splitlines()) == lines
     one, other = facts_in(tmp_path / "here")

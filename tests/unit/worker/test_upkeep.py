@@ -118,7 +118,11 @@ def test_members_that_have_not_joined_are_started_again_together():
         world.exit(attempt, KILLED)
     assert world.generation == 2
     assert not set(first) & set(world.living)
-    assert world.upkeep._counts == {"user": 0, "host": 1, "hang": 0}
+    assert {k: len(v) for k, v in world.upkeep._failures.items()} == {
+        "user": 0,
+        "host": 1,
+        "hang": 0,
+    }
 
 
 def test_a_newcomer_that_has_not_joined_yet_is_told_when_it_connects():
@@ -168,13 +172,23 @@ def test_steps_between_two_like_failures_are_progress_and_the_budget_still_holds
     assert "budget of 3 restarts" in world.end.text
 
 
+def test_failures_of_another_hour_are_forgotten():
+    world = World(2)
+    world.join_all()
+    for number in range(8):
+        world.say(world.of(0), say="step", step=number)
+        world.exit(world.of(1), Exit(7, None, "ValueError: boom"), at=1800.0 * number)
+    assert world.end is None
+    assert world.generation == 9
+
+
 def test_a_lost_peers_consequences_are_not_charged_to_the_program():
     world = World(3)
     world.exit(world.of(1), KILLED)
     world.exit(world.of(0), Exit(1, None, "RuntimeError: Connection closed by peer"))
     world.exit(world.of(2), KILLED)
     assert world.generation == 2
-    assert world.upkeep._counts["user"] == 0
+    assert world.upkeep._failures["user"] == []
 
 
 def test_input_that_the_program_refuses_is_not_tried_again():
