@@ -54,7 +54,7 @@ def pack(arguments: Arguments) -> int:
     )
     print(
         f"{packed.out}: {packed.tokens:,} tokens ({packed.dtype}, {packed.tokenizer}) of {packed.documents:,} documents\n"
-        f"  {packed.files:,} files{skipped}, {size(packed.input_bytes)} in {duration(seconds)}{resumed}"
+        f"  {packed.files:,} file{'s' * (packed.files != 1)}{skipped}, {size(packed.input_bytes)} in {duration(seconds)}{resumed}"
     )
     return 0
 

@@ -51,7 +51,8 @@ class Verb:
             for word in usage.replace("[-- ", "-- ").split(" -- ")[0].split()
             if word.strip("[].").isupper()
         ]
-        self.words = (sum(1 for word in words if "[" not in word[:1]), len(words))
+        most = 1 << 30 if any("..." in word for word in words) else len(words)
+        self.words = (sum(1 for word in words if "[" not in word[:1]), most)
 
 
 JSON = Option("--json", "print JSON for programs")
@@ -325,6 +326,49 @@ VERBS = (
         entry="argosy.cli.version:version",
         options=(JSON,),
         examples=("argosy version",),
+    ),
+    Verb(
+        "data pack",
+        "data pack [options] [INPUT...]",
+        "text, JSONL or source code into a token file",
+        entry="argosy.cli.data:pack",
+        options=(
+            Option(
+                "--out FILE", "the token file to make; FILE.json and FILE.documents stand beside it"
+            ),
+            Option(
+                "--tokenizer NAME", "`bytes` (default), a tokenizer.json, or a Hugging Face name"
+            ),
+            Option("--text", "inputs are text: a file is a document"),
+            Option("--jsonl FIELD", "inputs are JSON lines: this field of a line is a document"),
+            Option("--code DIR", "source code: every text file in DIR is a document", many=True),
+            Option("--glob PATTERN", "which files inside directories, e.g. '*.py'", many=True),
+            Option("--workers N", "processes; default: one for each CPU", kind="count"),
+            Option("--overwrite", "replace FILE if it exists, at the very end"),
+            JSON,
+        ),
+        details=(
+            "INPUT is a file or a directory. Without --text, --jsonl or --code the names decide: .jsonl is JSON lines (field `text`),\n"
+            "a directory is source code, anything else is text. Work lies in FILE.partial/ until it is done: after Ctrl-C or a kill\n"
+            "the same command goes on where it stopped. The result has the same bytes with any number of workers."
+        ),
+        examples=(
+            "argosy data pack --code src --glob '*.py' --out code.bin",
+            "argosy data pack books/*.jsonl --jsonl text --tokenizer tokenizer.json --out books.bin",
+        ),
+    ),
+    Verb(
+        "data show",
+        "data show FILE",
+        "what a token file holds, and whether it is whole",
+        entry="argosy.cli.data:show",
+        options=(
+            Option("--samples", "also some tokens, as text if the tokenizer is at hand"),
+            Option("--verify", "read all of it and compare its SHA-256"),
+            Option("--dtype NAME", "uint16 or uint32, for a file without a sidecar"),
+            JSON,
+        ),
+        examples=("argosy data show code.bin --samples",),
     ),
     Verb(
         "help",

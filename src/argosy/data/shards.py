@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from argosy.data.inputs import PackSettings, Piece, Shard, read_piece
 from argosy.data.tokenfiles import DTYPES
-from argosy.data.tokenizers import Tokenizer, encode_documents, load_tokenizer
+from argosy.data.tokenizers import Tokenizer, encode_texts, load_tokenizer
 from argosy.errors import ArgosyError, DataError
 
 _SNIFF_BYTES = 8192
@@ -48,31 +48,18 @@ def write_shard(
     directory: Path, shard: Shard, settings: PackSettings, tokenizer: Tokenizer
 ) -> Record:
     """Tokenize the shard's pieces and leave three files in the directory."""
-    parts: list[npt.NDArray[Any]] = [np.empty(0, DTYPES[tokenizer.dtype])]
-    ends: list[int] = []
-    count = num_skipped = 0
-    for piece in shard.pieces:
-        for text, is_end in _read_texts(piece, settings):
-            if text is None:
-                num_skipped += 1
-                continue
-            tokens = (encode_documents(tokenizer, [text]) if is_end else tokenizer.encode([text]))[
-                0
-            ]
-            parts.append(tokens.astype(DTYPES[tokenizer.dtype], copy=False))
-            count += len(tokens)
-            if is_end:
-                ends.append(count)
-    whole = np.concatenate(parts)
+    found = [pair for piece in shard.pieces for pair in _read_texts(piece, settings)]
+    texts = [text for text, _ in found if text is not None]
+    tokens, ends = encode_texts(tokenizer, texts, [end for text, end in found if text is not None])
     record = Record(
         identity=shard.identity,
-        tokens=count,
+        tokens=len(tokens),
         documents=len(ends),
-        skipped=num_skipped,
-        crc32=zlib.crc32(whole.view(np.uint8).data),
+        skipped=len(found) - len(texts),
+        crc32=zlib.crc32(tokens.view(np.uint8).data),
     )
-    _write(directory, f"{shard.identity}.tokens", whole.tobytes())
-    _write(directory, f"{shard.identity}.ends", np.asarray(ends, "<i8").tobytes())
+    _write(directory, f"{shard.identity}.tokens", tokens.tobytes())
+    _write(directory, f"{shard.identity}.ends", ends.astype("<i8").tobytes())
     _write(directory, f"{shard.identity}.json", msgspec.json.encode(record))
     return record
 

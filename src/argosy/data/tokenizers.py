@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from argosy.data.order import Integers
+from argosy.data.tokenfiles import DTYPES
 from argosy.errors import ConfigError
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
@@ -31,8 +33,8 @@ class Tokenizer(Protocol):
     def dtype(self) -> Literal["uint16", "uint32"]:
         """The narrowest that holds the vocabulary."""
 
-    def encode(self, texts: Sequence[bytes]) -> list[npt.NDArray[Any]]:
-        """The tokens of each text, without any end."""
+    def encode(self, texts: Sequence[bytes]) -> tuple[npt.NDArray[Any], Integers]:
+        """The tokens of all texts in one array, without any ends, and how many each text has."""
 
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """Text for people."""
@@ -51,9 +53,10 @@ class ByteTokenizer:
         """257 values need two bytes."""
         return "uint16"
 
-    def encode(self, texts: Sequence[bytes]) -> list[npt.NDArray[Any]]:
+    def encode(self, texts: Sequence[bytes]) -> tuple[npt.NDArray[Any], Integers]:
         """The bytes as they are, whatever their encoding."""
-        return [np.frombuffer(text, np.uint8).astype("<u2") for text in texts]
+        tokens = np.frombuffer(b"".join(texts), np.uint8).astype("<u2")
+        return tokens, np.fromiter(map(len, texts), np.int64)
 
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """As UTF-8; the end of a document becomes ␄."""
@@ -92,23 +95,35 @@ class HuggingFaceTokenizer:
         """Two bytes up to 65 536 tokens."""
         return "uint16" if self.vocabulary_size <= 1 << 16 else "uint32"
 
-    def encode(self, texts: Sequence[bytes]) -> list[npt.NDArray[Any]]:
+    def encode(self, texts: Sequence[bytes]) -> tuple[npt.NDArray[Any], Integers]:
         """All texts in one call: the library works on them in native threads."""
         decoded = [text.decode(errors="replace") for text in texts]
         encodings = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
-        return [np.asarray(encoding.ids, dtype="<u4") for encoding in encodings]
+        ids = [np.asarray(encoding.ids, DTYPES[self.dtype]) for encoding in encodings]
+        tokens = np.concatenate([np.empty(0, DTYPES[self.dtype]), *ids])
+        return tokens, np.fromiter(map(len, ids), np.int64)
 
     def decode(self, tokens: npt.NDArray[Any]) -> str:
         """The library's own decoding."""
         return str(self._tokenizer.decode([int(token) for token in tokens]))
 
 
-def encode_documents(tokenizer: Tokenizer, texts: Sequence[bytes]) -> list[npt.NDArray[Any]]:
-    """Tokens of whole documents, each with the token that ends one, if the vocabulary has it."""
-    encoded = tokenizer.encode(texts)
+def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[bytes], are_ends: Sequence[bool]
+) -> tuple[npt.NDArray[Any], Integers]:
+    """Tokens of all texts, and where documents end: after each text that is one's end stands the token for it, if there is one."""
+    tokens, lengths = tokenizer.encode(texts)
+    is_end = np.fromiter(are_ends, np.bool_)
+    if tokenizer.end_of_document is not None:
+        lengths = lengths + is_end
+    ends: Integers = np.cumsum(lengths)[is_end]
     if tokenizer.end_of_document is None:
-        return encoded
-    return [np.append(tokens, tokens.dtype.type(tokenizer.end_of_document)) for tokens in encoded]
+        return tokens, ends
+    whole = np.full(len(tokens) + len(ends), tokenizer.end_of_document, tokens.dtype)
+    is_text = np.ones(len(whole), np.bool_)
+    is_text[ends - 1] = False
+    whole[is_text] = tokens
+    return whole, ends
 
 
 def load_tokenizer(name: str) -> Tokenizer:

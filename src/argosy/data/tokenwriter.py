@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from argosy.data.tokenfiles import DTYPES, Sidecar, documents_path, hash_spots, sidecar_path
-from argosy.data.tokenizers import Tokenizer, encode_documents
+from argosy.data.tokenizers import Tokenizer, encode_texts
 from argosy.errors import DataError
 
 
@@ -46,10 +46,10 @@ class TokenWriter:
             file.close()
             Path(file.name).unlink(missing_ok=True)
 
-    def append(self, tokens: npt.NDArray[Any], ends: Iterable[int]) -> None:
+    def append(self, tokens: npt.NDArray[Any], ends: npt.ArrayLike) -> None:
         """Tokens, and where documents end, counted from the first of these tokens."""
         data = np.ascontiguousarray(tokens, dtype=self._dtype)
-        absolute = np.fromiter(ends, np.int64).astype("<u8") + np.uint64(self._count)
+        absolute = np.asarray(ends, np.int64).astype("<u8") + np.uint64(self._count)
         self._digest.update(data.view(np.uint8).data)
         self._ends_digest.update(absolute.tobytes())
         self._tokens_file.write(data.data)
@@ -61,8 +61,7 @@ class TokenWriter:
 
     def append_documents(self, texts: Sequence[bytes]) -> None:
         """Texts that are whole documents."""
-        for tokens in encode_documents(self._tokenizer, texts):
-            self.append(tokens, [len(tokens)])
+        self.append(*encode_texts(self._tokenizer, texts, [True] * len(texts)))
 
     def close(self) -> Sidecar:
         """Make it durable and give it its name."""
