@@ -7,26 +7,52 @@ committed one. Used by whoever receives parameters with their optimizer states; 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 
-from argosy.errors import ArgosyError, ConfigError, TimedOut
+from argosy.errors import ArenaGone, ArgosyError, ConfigError, MismatchError, TimedOut
 from argosy.move import reshard, waits
 from argosy.move.arenas import Arena
 from argosy.move.bundles import Bundle, check_alike, flatten, joined, wires
 from argosy.move.placements import buffers, like
+
+_WORDS = "versions"
 
 
 class Committed:
     """The two slots of this rank's bundles in an arena; other processes read them through the same arena."""
 
     def __init__(self, arena: Arena, bundles: Mapping[str, Bundle]) -> None:
+        if arena.find(_WORDS) is not None:
+            raise ConfigError(
+                f"arena {arena.name!r} has committed bundles already",
+                fix="take them over with Committed.reopen, or use a new arena",
+            )
         self.names = list(bundles)
-        self._words = arena.words("versions", max(1, len(self.names)))
         self._slots = [_slot(arena, bundles, number) for number in (0, 1)]
         self._scalars = [_scalars(arena, bundles, number) for number in (0, 1)]
+        # Last: where there are words, everything else is there too.
+        self._words = arena.words(_WORDS, max(1, len(self.names)))
+
+    @classmethod
+    def reopen(cls, arena: Arena, bundles: Mapping[str, Bundle]) -> Committed:
+        """What another process has made in this arena of like bundles, at its version: for one that replaces it.
+
+        Only names, shapes, dtypes and layouts of `bundles` count; no value is written.
+        """
+        if arena.find(_WORDS) is None:
+            raise ArenaGone(
+                f"arena {arena.name!r} has no committed bundles",
+                fix="make them with Committed(arena, bundles); one that ended while making them left nothing to take over",
+            )
+        found = cls.__new__(cls)
+        found.names = list(bundles)
+        found._words = arena.words(_WORDS, max(1, len(found.names)))
+        found._slots = [_found_slot(arena, bundles, number) for number in (0, 1)]
+        found._scalars = [_found_scalars(arena, bundles, number) for number in (0, 1)]
+        return found
 
     def version(self, name: str) -> int:
         """Of the committed bundle; 0 before the first."""
@@ -146,28 +172,75 @@ class BundleTransfer:
 
 
 def _slot(arena: Arena, bundles: Mapping[str, Bundle], number: int) -> dict[str, Bundle]:
+    def make(name: str, local: torch.Tensor) -> torch.Tensor:
+        room = arena.empty(local.shape, local.dtype, name=name)
+        return room.copy_(local)
+
+    return _laid_out(bundles, number, make)
+
+
+def _found_slot(arena: Arena, bundles: Mapping[str, Bundle], number: int) -> dict[str, Bundle]:
+    return _laid_out(bundles, number, lambda name, local: _found(arena, name, local))
+
+
+def _laid_out(
+    bundles: Mapping[str, Bundle],
+    number: int,
+    room_for: Callable[[str, torch.Tensor], torch.Tensor],
+) -> dict[str, Bundle]:
     found = {}
     for name, bundle in bundles.items():
         tensors = {}
         for key, tensor in bundle.tensors.items():
             (local,) = buffers(tensor)
-            room = arena.empty(local.shape, local.dtype, name=f"{number}/{name}//{key}")
-            room.copy_(local)
-            tensors[key] = like(tensor, room)
+            tensors[key] = like(tensor, room_for(f"{number}/{name}//{key}", local))
         found[name] = Bundle(name, tensors, dict(bundle.scalars))
     return found
 
 
 def _scalars(arena: Arena, bundles: Mapping[str, Bundle], number: int) -> dict[str, torch.Tensor]:
     """Room for the scalars of all bundles in one allocation."""
-    total = sum(len(bundle.scalars) for bundle in bundles.values())
-    room = arena.empty((max(1, total),), torch.float64, name=f"{number}//scalars")
+    like_them = _packed(bundles)
+    room = arena.empty(like_them.shape, torch.float64, name=f"{number}//scalars")
+    return _divided(bundles, room.copy_(like_them))
+
+
+def _found_scalars(
+    arena: Arena, bundles: Mapping[str, Bundle], number: int
+) -> dict[str, torch.Tensor]:
+    return _divided(bundles, _found(arena, f"{number}//scalars", _packed(bundles)))
+
+
+def _packed(bundles: Mapping[str, Bundle]) -> torch.Tensor:
+    """The scalars of all bundles, one after the other; an allocation is never empty."""
+    packed = [_pack(bundle) for bundle in bundles.values()]
+    numbers = torch.cat(packed) if packed else torch.empty(0, dtype=torch.float64)
+    return numbers if len(numbers) else torch.zeros(1, dtype=torch.float64)
+
+
+def _divided(bundles: Mapping[str, Bundle], room: torch.Tensor) -> dict[str, torch.Tensor]:
     found, start = {}, 0
     for name, bundle in bundles.items():
         found[name] = room[start : start + len(bundle.scalars)]
-        found[name].copy_(_pack(bundle))
         start += len(bundle.scalars)
     return found
+
+
+def _found(arena: Arena, name: str, local: torch.Tensor) -> torch.Tensor:
+    """The tensor of that name, which must be like the given one."""
+    if arena.find(name) is None:
+        raise MismatchError(
+            f"arena {arena.name!r} has committed bundles, but none with {name.partition('/')[2]!r}",
+            fix="reopen with the bundles of the process that made them: same names, members and scalars",
+        )
+    there = arena.tensor(name)
+    if (there.shape, there.dtype) != (local.shape, local.dtype):
+        raise MismatchError(
+            f"{name.partition('/')[2]} in arena {arena.name!r} is {tuple(there.shape)} of {there.dtype}, "
+            f"here it is {tuple(local.shape)} of {local.dtype}",
+            fix="reopen with the bundles of the process that made them",
+        )
+    return there
 
 
 def _pack(bundle: Bundle) -> torch.Tensor:

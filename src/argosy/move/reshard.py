@@ -17,13 +17,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from argosy.errors import ArgosyError, ConfigError, MismatchError, NoRoute
+from argosy.errors import ArgosyError, ConfigError, MismatchError, NoRoute, ProtocolError
 from argosy.move import broker, counters, handover, hostmemory, placements
 from argosy.move import plans as planning
 from argosy.move.boxes import TensorSpec
 from argosy.move.copies import copy_from_process, copy_mapped, round_through
 from argosy.move.mapping import Mapping, span_bytes
-from argosy.move.meetings import DONE, ENTERED, Meeting, current_group
+from argosy.move.meetings import DONE, ENTERED, Meeting, current_group, is_one_sided
 from argosy.move.overlaps import RESIDENT
 from argosy.move.placements import Local, State, assemble, describe
 from argosy.move.plans import Copy, Plan
@@ -61,6 +61,12 @@ class Introduction(msgspec.Struct, frozen=True):
     spans: list[Span]
     wire: dict[str, str]
     num_descriptors: int
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    """The one field that an introduction of every version has."""
+
+    version: int
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -106,7 +112,9 @@ def prepare(
     meeting = Meeting(current_group(group), timeout)
     try:
         return Reshard(meeting, source, destination, wire or {}, refusal)
-    except BaseException:
+    except BaseException as failure:
+        if is_one_sided(failure):
+            meeting.break_off(failure)
         meeting.close()
         raise
 
@@ -133,10 +141,9 @@ class Reshard:
         self._seconds = 0.0
         self._descriptors: list[int] = []
         refusal, mine = self._introduction(source, destination, wire, refusal)
-        said = [
-            msgspec.msgpack.decode(text, type=Introduction)
-            for text in meeting.introduce(msgspec.msgpack.encode(mine))
-        ]
+        texts = meeting.introduce(msgspec.msgpack.encode(mine))
+        _check_versions(texts, meeting.rank)
+        said = [msgspec.msgpack.decode(text, type=Introduction) for text in texts]
         _check_introductions(said, meeting.rank, refusal)
         hosts = [""] * meeting.size
         self.plan = _cached_plan(
@@ -303,7 +310,14 @@ class Reshard:
     # --- the transfer ------------------------------------------------------------------------------
 
     def run(self, *, timeout: float | None = None) -> None:
-        """Move the values as they are now. Returns when this rank's destination is filled and its source is free to change."""
+        """Move the values as they are now. Returns when this rank's destination is filled and its source is free to change.
+
+        After an error the transfer is over, on all ranks: make a new group and prepare it there.
+        """
+        with self._meeting.in_step():
+            self._run(timeout)
+
+    def _run(self, timeout: float | None) -> None:
         began = time.monotonic()
         meeting = self._meeting
         deadline = began + (meeting.timeout if timeout is None else timeout)
@@ -343,6 +357,8 @@ class Reshard:
                     f"{copy.tensor}: the memory of rank {copy.source_rank} cannot be read any more: {failure.strerror}",
                     fix="keep the source alive and in place until all ranks are done, or put it into an arena",
                 )
+            # The number of a process that has ended may be another's by now: what was read then came from a stranger.
+            self._meeting.check_alive(copy.source_rank, 0)
             if wire is not None:
                 round_through(target, wire, copy)
         if copy.how != RESIDENT:
@@ -353,7 +369,8 @@ class Reshard:
 
     def agree_all_done(self, number: int = 0) -> int:
         """Wait until all ranks have come here, PeerLost when one never will; the largest number that a rank has given."""
-        return max(verdict.number for verdict in self._agree(Verdict(number=number)))
+        with self._meeting.in_step():
+            return max(verdict.number for verdict in self._agree(Verdict(number=number)))
 
     def statistics(self) -> dict[str, int | float]:
         """Runs, bytes taken from other processes, seconds in `run`, sources by way."""
@@ -409,6 +426,20 @@ def _is_readable(memory: torch.Tensor | _Private, place: Place) -> bool:
     return read_process_bytes(memory.pid, place.position, 1) is not None
 
 
+def _check_versions(texts: list[bytes], rank: int) -> None:
+    """Before anything else is read: what another version says may look otherwise."""
+    for other, text in enumerate(texts):
+        try:
+            version: int | str = msgspec.msgpack.decode(text, type=_Versioned).version
+        except msgspec.MsgspecError:
+            version = "of an unknown form"
+        if version != _VERSION:
+            raise ProtocolError(
+                f"rank {other} speaks version {version} of resharding, rank {rank} version {_VERSION}",
+                fix="install one version of this package for all ranks",
+            )
+
+
 def _check_introductions(said: list[Introduction], rank: int, refusal: ArgosyError | None) -> None:
     """The same verdict on all ranks, before anything is mapped or written."""
     if refusal is not None:
@@ -419,7 +450,7 @@ def _check_introductions(said: list[Introduction], rank: int, refusal: ArgosyErr
                 f"rank {other} refuses the transfer: {one.refused}",
                 fix="nothing was written; mend that rank and call again on all",
             )
-        if one.version != _VERSION or one.wire != said[rank].wire:
+        if one.wire != said[rank].wire:
             raise MismatchError(
                 f"rank {rank} asks for wire dtypes {said[rank].wire}, rank {other} for {one.wire}",
                 fix="give the same arguments on all ranks",

@@ -1,10 +1,10 @@
 """Resharding between real processes: DTensors on different meshes, memory of every kind, refusals, deaths."""
 
 import importlib
-import json
 import os
+import select
 import signal
-import traceback
+import time
 
 import pytest
 
@@ -15,8 +15,15 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa:
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
 from torch.testing._internal.distributed import fake_pg  # noqa: E402, F401
 
-from argosy.errors import ArgosyError, PeerLost  # noqa: E402
+from argosy.errors import (  # noqa: E402
+    ArgosyError,
+    ConfigError,
+    MismatchError,
+    PeerLost,
+    TimedOut,
+)
 from argosy.move import arenas, bundles, commits, placements, reshard  # noqa: E402
+from argosy.move.meetings import ENTERED  # noqa: E402
 from argosy.move.placements import Pieces  # noqa: E402
 
 pytestmark = pytest.mark.multiprocess
@@ -24,45 +31,19 @@ SECONDS = 60.0
 
 
 @pytest.fixture
-def ranks(tmp_path):
+def ranks(forked):
     """Run `body(rank)` in forks that form a group; what each returned or raised, or how it ended."""
 
     def run(size, body, name="job"):
-        directory = tmp_path / name
-        directory.mkdir()
-        pids = [_fork(rank, size, body, directory) for rank in range(size)]
-        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
-        results = []
-        for rank, status in enumerate(statuses):
-            path = directory / f"{rank}.json"
-            results.append(json.loads(path.read_text()) if path.exists() else {"status": status})
-        return results
+        def join(rank, directory):
+            torch.set_num_threads(1)
+            store = dist.FileStore(str(directory / "store"), size)
+            # Resharding needs a group's store alone: a backend without connections starts at once.
+            dist.init_process_group("fake", store=store, rank=rank, world_size=size)
+
+        return forked(size, lambda rank, _: body(rank), join, name)
 
     return run
-
-
-def _fork(rank, size, body, directory):
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 70
-    try:
-        torch.set_num_threads(1)
-        store = dist.FileStore(str(directory / "store"), size)
-        # Resharding needs a group's store alone: a backend without connections starts at once.
-        dist.init_process_group("fake", store=store, rank=rank, world_size=size)
-        before = len(os.listdir("/proc/self/fd"))
-        try:
-            result = {"result": body(rank)}
-        except ArgosyError as error:
-            result = {"error": type(error).__name__, "text": str(error)}
-        result["leaked"] = len(os.listdir("/proc/self/fd")) - before
-        (directory / f"{rank}.json").write_text(json.dumps(result))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
 
 
 def values(shape, dtype=torch.float32):
@@ -412,6 +393,116 @@ def test_bundles_that_one_rank_refuses_are_refused_on_all(ranks):
     assert first["error"] == "ConfigError", first
     assert "rank 1 refuses the transfer: weight: the source sends parameter" in first["text"]
     assert second["error"] == "MismatchError", second
+
+
+def one_comes_too_late(rank):
+    """Rank 1 runs when rank 0 has given up: it must not wait for it, and nobody may go on in this group."""
+    source, destination = {"w": torch.ones(4)}, {"w": torch.zeros(4)}
+    prepared = reshard.prepare(source if rank else {}, {} if rank else destination, timeout=SECONDS)
+    store = dist.group.WORLD.get_group_store()
+    said = []
+    if rank == 0:
+        with pytest.raises(TimedOut):
+            prepared.run(timeout=0.05)
+        store.set("late", "1")
+    else:
+        store.wait(["late"])
+    for attempt in (prepared.run, prepared.agree_all_done, lambda: reshard.prepare({}, {})):
+        try:
+            attempt()
+        except ArgosyError as failure:
+            said.append([type(failure).__name__, str(failure)])
+    prepared.close()
+    return said
+
+
+def test_after_a_one_sided_timeout_the_group_is_refused_on_all_ranks(ranks):
+    for rank, one in enumerate(ranks(2, one_comes_too_late)):
+        kinds, texts = zip(*one["result"], strict=True)
+        assert kinds == ("ConfigError",) * 3, (rank, one)
+        for text in texts:
+            assert "rank 0 has left a transfer: the deadline has passed" in text
+            assert "make a new group" in text
+        assert one["leaked"] == 0
+
+
+def one_never_prepares(rank):
+    if rank == 0:
+        with pytest.raises(TimedOut):
+            reshard.prepare({}, {}, timeout=0.05)
+        dist.group.WORLD.get_group_store().set("late", "1")
+    else:
+        dist.group.WORLD.get_group_store().wait(["late"])
+    reshard.prepare({}, {}, timeout=SECONDS)
+
+
+def test_a_preparation_that_one_rank_has_left_is_over_for_all(ranks):
+    for one in ranks(2, one_never_prepares):
+        assert one["error"] == "ConfigError", one
+        assert "rank 0 has left a transfer" in one["text"]
+
+
+def of_two_versions(rank):
+    if rank == 1:
+        reshard._VERSION = 7
+    reshard.prepare({"w": torch.ones(4)}, {}, timeout=SECONDS)
+
+
+def test_ranks_of_two_versions_are_refused_with_both_versions(ranks):
+    first, second = ranks(2, of_two_versions)
+    assert first["error"] == second["error"] == "ProtocolError", (first, second)
+    assert "rank 1 speaks version 7 of resharding, rank 0 version 1" in first["text"]
+    assert "rank 0 speaks version 1 of resharding, rank 1 version 7" in second["text"]
+
+
+def with_a_replaced_reader(rank):
+    """The process that takes over sees the committed version; its first transfer goes into the other slot."""
+    with arenas.create("kept", 1 << 20) as arena:
+        source, destination = bundle_of(rank, arena, 1)
+        committed = commits.Committed(arena, destination)
+        with commits.BundleTransfer(source, committed, timeout=SECONDS) as transfer:
+            transfer.run()
+        with pytest.raises(ConfigError, match=r"Committed\.reopen"):
+            commits.Committed(arena, destination)
+        other = {"w": bundles.Bundle("w", {"parameter": torch.zeros(3)}, {"step": 0})}
+        with pytest.raises(MismatchError, match="reopen with the bundles"):
+            commits.Committed.reopen(arena, other)
+        _, unlike = bundle_of(rank, arena, 5)
+        again = commits.Committed.reopen(arenas.attach(os.dup(arena.fileno())), unlike)
+        check_bundle(rank, again.snapshot("w"), 1)
+        for name in ("master", "exp_avg"):
+            source["w"].tensors[name].to_local().mul_(2).sub_(0.5 * (name == "exp_avg"))
+        source["w"].scalars["step"] = 2
+        with commits.BundleTransfer(source, again, timeout=SECONDS) as transfer:
+            transfer.run()
+        check_bundle(rank, committed.snapshot("w"), 2)
+        return [again.version("w"), committed.snapshot("w")[1].scalars["step"]]
+
+
+def test_a_replacement_takes_committed_bundles_over(ranks):
+    assert [one.get("result", one) for one in ranks(2, with_a_replaced_reader)] == [[2, 2.0]] * 2
+
+
+def a_number_that_is_anothers(rank):
+    """The source ends while it is read; the kernel would go on with whoever has its number."""
+    source, destination = {"w": torch.ones(4)}, {"w": torch.zeros(4)}
+    prepared = reshard.prepare(source if rank else {}, {} if rank else destination, timeout=SECONDS)
+    if rank == 1:
+        prepared._meeting.post(ENTERED, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    meeting, strange = prepared._meeting, torch.full((4,), 9.0)
+    meeting.wait(ENTERED, 1, 1, time.monotonic() + SECONDS)
+    select.select([meeting._locality.pidfds[1]], [], [], SECONDS)
+    # As if the number had been given to a process with something else at that place: here to this one.
+    (key,) = prepared._memories
+    prepared._memories[key] = reshard._Private(os.getpid(), strange.data_ptr())
+    prepared.run()
+
+
+def test_what_is_read_from_a_stranger_with_the_number_of_a_dead_source_is_an_error(ranks):
+    first, second = ranks(2, a_number_that_is_anothers)
+    assert first.get("error") == "PeerLost", first
+    assert second == {"status": signal.SIGKILL}
 
 
 def test_private_names_of_torch_are_where_they_are_expected():
