@@ -8,6 +8,7 @@ its ranks are started by exec of the same command line, and `launch` calls `live
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -28,6 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
 _STACKS_SIGNAL = signal.SIGRTMIN + 8
 _MOST_CHARACTERS = 64 << 10
+_OOM_SCORE = 500
 _OWN_FILES = frozenset(
     os.path.join(os.path.dirname(__file__), name)
     for name in ("births.py", "household.py", "launch.py")
@@ -170,6 +172,13 @@ def _separate(parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     os.setpgid(0, 0)
+    # Reading the terminal from a group in the background would stop the rank for ever.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        # When memory runs out a rank can be replaced, its parent cannot.
+        file.write(str(_OOM_SCORE))
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)

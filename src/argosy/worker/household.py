@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.errors import ConfigError
+from argosy.errors import ClusterError, ConfigError
 from argosy.protocol.peerloss import is_peer_loss
 from argosy.worker import births
 from argosy.worker.switchboard import Switchboard
@@ -150,7 +150,14 @@ class Household:
             "ARGOSY_TOKEN": token,
             "TORCHELASTIC_ERROR_FILE": f"/proc/{os.getpid()}/fd/{error}",
         }
-        pid = births.fork(environment, self._body, self._close_copies)
+        try:
+            pid = births.fork(environment, self._body, self._close_copies)
+        except OSError as failure:
+            os.close(error)
+            raise ClusterError(
+                f"rank {start.rank} cannot be forked: {failure.strerror}",
+                fix="use fewer ranks, or raise the limits: ulimit -u, ulimit -v",
+            )
         rank = Rank(pid, os.pidfd_open(pid), error)
         self._ranks[start.attempt] = rank
         self._selector.register(

@@ -2,7 +2,7 @@
 
 Called by `launch`. A new directory is never made over an old run; going on with one (`--resume`) takes over its config, and only what
 `--set` names may differ from it. Inside a cluster the directory is the run's own, and every rank compares its config with the
-first one's. The format: docs/reference/home.md.
+first one's. The format: docs/reference/launch.md.
 """
 
 from __future__ import annotations
