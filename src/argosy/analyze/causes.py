@@ -151,7 +151,7 @@ def _note_remedies(events: list[EventObject], incidents: list[Incident]) -> None
             ):
                 continue
             fact = event["fact"]
-            if fact["kind"] == "gang.formed":
+            if fact["kind"] == "gang.formed" and not fact["reason"].startswith("resized"):
                 incident.remedy.append(
                     f"generation {fact['generation']} of {fact['role']} formed with {len(fact['members'])} ranks"
                 )

@@ -26,7 +26,7 @@ def scale(arguments: Arguments) -> int:
     outcome = ""
     if not arguments.get("no_wait"):
         with Progress().during(f"waiting for {size} ranks"):
-            outcome = await_command(controller, view["run"], command)
+            outcome = await_command(controller, command)
         view = controller.get(f"/v1/runs/{view['run']}")
     roles = {role["role"]: role for role in view["roles"] if role["gang"]}
     role = roles[target.role] if target.role else next(iter(roles.values()))
@@ -48,12 +48,13 @@ def _read_size(text: str) -> int:
     return int(text)
 
 
-def await_command(controller: Controller, run: str, command: str) -> str:
+def await_command(controller: Controller, command: str) -> str:
     """What became of an accepted command; goes on by itself after a restart of the controller."""
+    # Commands are events of the cluster, not of a run; their ids say where in the log they are.
     after, broken_at = int(command[1:]) - 1, 0.0
     while True:
         try:
-            with controller.client.stream(f"/v1/events?run={run}&follow=1&after={after}") as stream:
+            with controller.client.stream(f"/v1/events?follow=1&after={after}") as stream:
                 broken_at = 0.0
                 while not stream.is_closed:
                     for message in stream.wait(None)[0]:

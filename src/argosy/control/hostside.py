@@ -391,15 +391,15 @@ class HostSide:
                 local = self._attempts.get(name)
                 if local is not None:
                     self._reconcile_one(now, local, launches)
-        # Survivors and spares must know who hosts the store. Only the reply to a batch that starts nothing says so; the
-        # members that are started after it use the same store.
+        for group in _grouped(launches):
+            names = [launch.attempt for launch in group]
+            self._ask(spawn_frame(group, self._secret), "spawn", names)
+        # Survivors and spares must know who hosts the store. Only the reply to a batch that starts nothing says so. It comes after
+        # the members that are started: one fork then makes them and the store's host, and nobody waits longer for a replacement.
         for key, launch in self._missing.items():
             self._stores[key] = None
             self._ask(store_frame(launch, self._secret), "store", key)
         self._missing.clear()
-        for group in _grouped(launches):
-            names = [launch.attempt for launch in group]
-            self._ask(spawn_frame(group, self._secret), "spawn", names)
         for run, holding in self._runs.items():
             if not holding.is_asked:
                 holding.is_asked = True

@@ -299,10 +299,10 @@ def test_a_member_that_joined_is_told_to_reform_around_the_replacements_store():
     stage.wants(("r1.t.0.0", "running", {"launch": survivor, "reform": reform}), replacement)
     assert not stage.sent("tell")
     named = [[o["index"] for o in frame["batch"]["attempts"]] for frame in stage.sent("spawn")]
-    assert named == [[0, 1], [0], [1]], "first the store alone: its reply says who hosts"
-    stage.reply(store={"host": "127.0.0.1", "port": 2, "hosted": False})
+    assert named == [[0, 1], [1], [0]], "then the store alone: its reply says who hosts"
+    stage.reply(-2, store={"host": "127.0.0.1", "port": 2, "hosted": False})
     assert not stage.sent("tell"), "the reply to a batch that starts something does not know yet"
-    stage.reply(-2, store={"host": "127.0.0.1", "port": 2, "hosted": True})
+    stage.reply(-1, store={"host": "127.0.0.1", "port": 2, "hosted": True})
     [tell] = stage.sent("tell")
     assert tell["message"]["hosted"] is True
     assert tell["message"]["master_port"] == 2

@@ -77,7 +77,9 @@ class Starts:
                 helper = [self.stores.make_helper(new_store)] if new_store is not None else []
                 self._fork_next(zygote, [*helper, *forked], store)
             self._all_by_exec(started, store, "")
-            if not fresh:
+            if not fresh and store is not None:
+                store.when_decided(answer)
+            elif not fresh:
                 answer()
 
         # With members the port alone matters, at once; survivors who re-form must know who hosts.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.control.keeper.attempts import Attempt
@@ -30,6 +30,24 @@ class Store:
     """A helper serves it; else rank 0 does."""
     helper: str = ""
     """attempt id of the helper"""
+    is_decided: bool = False
+    """It is known who hosts it."""
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """Called when that is known."""
+
+    def when_decided(self, then: Callable[[], None]) -> None:
+        """Call when it is known who hosts it, now if it is."""
+        if self.is_decided:
+            then()
+        else:
+            self.waiting.append(then)
+
+    def decide(self, *, is_hosted: bool) -> None:
+        """A helper will host it, or rank 0 must."""
+        self.is_hosted, self.is_decided = is_hosted, True
+        waiting, self.waiting = self.waiting, []
+        for then in waiting:
+            then()
 
     def variables(self) -> dict[str, str]:
         """What it adds to the environment of a member."""
@@ -80,7 +98,7 @@ class Stores:
         helper.generation = store.generation
         helper.listener = store.socket
         store.helper = name
-        store.is_hosted = True
+        store.decide(is_hosted=True)
         self.keeper.attempts[name] = helper
         return helper
 
@@ -92,8 +110,8 @@ class Stores:
 
     def leave_to_rank_zero(self, store: Store) -> None:
         """No helper: hold the port, bound and not listening, so that rank 0 can listen on it."""
-        store.is_hosted = False
         store.helper = ""
+        store.decide(is_hosted=False)
         if store.socket is not None:
             store.socket.close()
         store.socket = bind_port(store.host, store.port)
@@ -148,7 +166,7 @@ class Stores:
         for saved in state:
             fd = saved.pop("fd")
             sock = socket.socket(fileno=fd) if fd >= 0 else None
-            store = Store(**saved, socket=sock)
+            store = Store(**saved, socket=sock, is_decided=True)
             self._stores[store.run, store.role] = store
 
     def _end(self, store: Store) -> None:
@@ -157,6 +175,6 @@ class Stores:
             store.socket = None
         helper = self.keeper.attempts.get(store.helper)
         store.helper = ""
-        store.is_hosted = False
+        store.decide(is_hosted=False)
         if helper is not None:
             self.kill(helper)
