@@ -82,6 +82,9 @@ def parse(verb: Verb, argv: list[str]) -> Arguments:
                     raise ConfigError(f"{option.flag} needs {option.metavar}", fix=_see_help(verb))
                 value = argv[position]
                 position += 1
+                if option.kind == "pair" and position < len(argv):
+                    value = f"{value} {argv[position]}"
+                    position += 1
             _store(arguments, option, value)
         else:
             arguments.words.append(word)
@@ -165,6 +168,11 @@ def _convert(option: Option, text: str) -> Any:
     try:
         if option.kind == "bytes":
             return parse_bytes(text)
+        if option.kind == "pair":
+            first, last = (int(part) for part in text.replace(",", " ").split())
+            if not 0 <= first <= last < 1 << 31:
+                raise ValueError
+            return (first, last)
         if option.kind == "amount":
             amount = float(text)
             if not 0 < amount < 1e6:
@@ -189,12 +197,16 @@ _KINDS = {
     "number": "a whole number of at least 0",
     "integer": "a whole number",
     "amount": "a number above 0",
+    "pair": "two whole numbers, the smaller one first",
     "bytes": "a size such as 512M or 4G",
 }
 
 
+_EXAMPLES = {"bytes": "4G", "pair": "10 60"}
+
+
 def _example(option: Option) -> str:
-    return f"{option.flag} {'4G' if option.kind == 'bytes' else '2'}"
+    return f"{option.flag} {_EXAMPLES.get(option.kind, '2')}"
 
 
 def parse_bytes(text: str) -> int:

@@ -76,7 +76,11 @@ RUN_OPTIONS = (
     Option("--tied", "stop the run when this command vanishes"),
     Option("--tty", "give the process a terminal (one process only); Ctrl-] detaches"),
     Option("--service", "lives until it is stopped; implies --detach"),
-    Option("--set KEY=VALUE", "change one key of the spec, e.g. roles.train.count=4", many=True),
+    Option(
+        "--set KEY=VALUE",
+        "change one field of the script's config, or of the spec: roles.train.count=4",
+        many=True,
+    ),
     Option("--env K=V", "add a variable to the environment", many=True),
     Option(
         "--secret NAME=@FILE",
@@ -85,7 +89,7 @@ RUN_OPTIONS = (
     ),
     Option(
         "--preload MODULES",
-        "what the warm parent imports, separated by commas; default: torch,torch.distributed",
+        "what the warm parent imports, by commas; default: torch, torch.distributed and Argosy's trainer",
     ),
     Option("--no-warm", "start Python by exec, not by a warm fork"),
     Option("--queued", "wait in the queue for CPU and memory"),
@@ -234,6 +238,54 @@ VERBS = (
         examples=("argosy kill train", "argosy kill train/train/2 --signal SIGKILL"),
     ),
     Verb(
+        "scale",
+        "scale RUN[/ROLE] N",
+        "give a running gang N ranks; those it has go on",
+        entry="argosy.cli.scale:scale",
+        options=(
+            Option(
+                "--restart", "also when its program cannot re-form in place: all ranks start again"
+            ),
+            Option("--no-wait", "return at once"),
+            JSON,
+        ),
+        details=(
+            "New ranks are forked warm and enter a new generation; of too many ranks the highest are killed.\n"
+            "For programs with a trainer or `argosy.join()`; the room of ranks that left is kept for the run."
+        ),
+        examples=("argosy scale train 8",),
+    ),
+    Verb(
+        "fault",
+        "fault RUN[/ROLE]",
+        "break something on purpose, at once or at a step",
+        entry="argosy.cli.fault:fault",
+        options=(
+            Option("--kill WHO", "SIGKILL: rank=N, or keeper, agent, controller, zygote"),
+            Option("--stop WHO", "SIGSTOP: rank=N hangs"),
+            Option("--slow WHO", "rank=N is slower by --seconds"),
+            Option("--nan WHO", "rank=N computes a gradient that is not finite"),
+            Option("--raise WHO", "rank=N raises an exception"),
+            Option("--at-step N", "when the rank is at this step; default: at once", kind="number"),
+            Option("--point P", "lane, publish, vote, update, flip or refresh of that step"),
+            Option("--seconds S", "how much slower", kind="amount"),
+            Option("--random", "draw faults: the same for the same seed, size and steps"),
+            Option("--seed N", "of --random; default: 0", kind="number"),
+            Option("--count N", "of --random; default: 1", kind="count"),
+            Option("--between A B", "steps of --random; default: 1 100", kind="pair"),
+            Option("--kinds KINDS", "of --random, by commas; default: kill,stop,slow"),
+            JSON,
+        ),
+        details=(
+            "Without --at-step a rank of any program is killed or stopped at once. The rest is told to the rank, which breaks itself:\n"
+            "its program must have a trainer. What a killed rank did not come to is told to its successor. Each fault is an event."
+        ),
+        examples=(
+            "argosy fault train --kill rank=2 --at-step 40 --point update",
+            "argosy fault train --random --seed 7 --count 5 --between 10 60",
+        ),
+    ),
+    Verb(
         "exec",
         "exec [RUN[/ROLE[/INDEX]]] -- COMMAND...",
         "run a command beside a process: same environment and directory",
@@ -306,28 +358,6 @@ VERBS = (
         examples=("argosy queue cancel experiment",),
     ),
     Verb(
-        "doctor",
-        "doctor",
-        "is this machine fit to train, and how to mend it",
-        entry="argosy.cli.doctor:main",
-        examples=("argosy doctor", "argosy doctor --transfer"),
-    ),
-    Verb(
-        "demo",
-        "demo",
-        "four ranks, one killed, the run heals, the story is told",
-        entry="argosy.cli.demo:main",
-        examples=("argosy demo",),
-    ),
-    Verb(
-        "version",
-        "version",
-        "the version",
-        entry="argosy.cli.version:version",
-        options=(JSON,),
-        examples=("argosy version",),
-    ),
-    Verb(
         "data pack",
         "data pack [options] [INPUT...]",
         "text, JSONL or source code into a token file",
@@ -369,6 +399,28 @@ VERBS = (
             JSON,
         ),
         examples=("argosy data show code.bin --samples",),
+    ),
+    Verb(
+        "doctor",
+        "doctor",
+        "is this machine fit to train, and how to mend it",
+        entry="argosy.cli.doctor:main",
+        examples=("argosy doctor", "argosy doctor --transfer"),
+    ),
+    Verb(
+        "demo",
+        "demo",
+        "four ranks, one killed, the run heals, the story is told",
+        entry="argosy.cli.demo:main",
+        examples=("argosy demo",),
+    ),
+    Verb(
+        "version",
+        "version",
+        "the version",
+        entry="argosy.cli.version:version",
+        options=(JSON,),
+        examples=("argosy version",),
     ),
     Verb(
         "help",

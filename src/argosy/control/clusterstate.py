@@ -23,6 +23,8 @@ from argosy.protocol.facts import (
     CommandAccepted,
     CommandDone,
     Event,
+    FaultInjected,
+    GangResized,
     GenerationFormed,
     HostJoined,
     HostLost,
@@ -155,7 +157,7 @@ class ClusterState:
         else:
             verb, target, _run = self.pending.pop(fact.command, ("", "", ""))
         supervisor = self.runs.get(target.partition("/")[0])
-        if verb in ("stop", "kill") and supervisor is not None:
+        if verb in ("stop", "kill", "scale") and supervisor is not None:
             supervisor.apply(event)
             self._dirty[supervisor.run] = None
 
@@ -216,6 +218,13 @@ class ClusterState:
                 self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
                 self._touched[attempt.host] = None
 
+    def _effect_resized(self, event: Event, supervisor: Supervisor, fact: GangResized) -> None:
+        self.placement.take(supervisor.spec, {fact.role: fact.hosts})
+
+    def _effect_fault(self, event: Event, supervisor: Supervisor, fact: FaultInjected) -> None:
+        if fact.is_told:
+            self._effect_attempt(event, supervisor, fact)
+
     def _effect_admitted(self, event: Event, supervisor: Supervisor, fact: RunAdmitted) -> None:
         self.queue.admit(fact.run, fact.hosts)
         self.counts["queued"] -= 1
@@ -254,6 +263,8 @@ _EFFECTS: dict[type, Any] = {
     AttemptStopping: ClusterState._effect_attempt,
     AttemptExited: ClusterState._effect_attempt,
     GenerationFormed: ClusterState._effect_formed,
+    GangResized: ClusterState._effect_resized,
+    FaultInjected: ClusterState._effect_fault,
     RunAdmitted: ClusterState._effect_admitted,
     RunEnded: ClusterState._effect_ended,
 }

@@ -24,11 +24,20 @@ from argosy.control.agentlinks import AgentLinks
 from argosy.control.blobs import Blobs
 from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.eventlog import EventLog, run_of
+from argosy.control.evidence import Evidence
+from argosy.control.faults import FaultOrder
 from argosy.control.home import Cluster
 from argosy.control.rundirs import make_run_directory, write_end
 from argosy.control.tally import Tally
 from argosy.errors import ClusterError, ConfigError, NotFoundError
-from argosy.protocol.facts import Event, Note, RunEnded, RunSubmitted
+from argosy.protocol.facts import (
+    AttemptSuspected,
+    Event,
+    FaultInjected,
+    Note,
+    RunEnded,
+    RunSubmitted,
+)
 from argosy.protocol.messages import FromController, Hello, Report
 
 logger = logging.getLogger("argosy.controller")
@@ -57,6 +66,7 @@ class Conductor:
         self.tally = Tally()
         self.blobs = Blobs(self.tally)
         self.links = AgentLinks(self._received, self._left)
+        self.evidence = Evidence(self.links, cluster.runs, self._keep_evidence)
         self._began = time.monotonic()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has an exception when the log refused an event or a decision broke off: the controller must end and be started again."""
@@ -100,6 +110,8 @@ class Conductor:
         """Make durable, then send; the future is done when the events are durable."""
         for event in outputs.events:
             self.tally.apply(event)
+            if isinstance(event.fact, AttemptSuspected):
+                self.evidence.take(self.coordinator.runs[event.fact.run], event.fact)
         ready = self._make_ready(outputs.events)
         if ready.done() and not self._outbox:
             self._send(outputs.messages)
@@ -176,6 +188,29 @@ class Conductor:
         await self._durable(self.apply(outputs))
         return command
 
+    async def scale(self, run: str, size: int, *, role: str | None, may_restart: bool) -> str:
+        """Give a gang another size; the command's id once that is durable."""
+        await self._check_log()
+        command, outputs = self._ask_decider(
+            self.coordinator.scale, run, size, role=role, may_restart=may_restart
+        )
+        await self._durable(self.apply(outputs))
+        return command
+
+    async def inject(self, run: str, orders: list[FaultOrder]) -> list[FaultInjected]:
+        """Record faults on purpose; those that are not told to a rank are still to be carried out."""
+        await self._check_log()
+        faults, outputs = self._ask_decider(self.coordinator.inject, run, orders)
+        await self._durable(self.apply(outputs))
+        return faults
+
+    def _keep_evidence(self, attempt: str, path: str, error: str) -> None:
+        if not self.failed.done():
+            outputs = self._ask_decider(
+                self.coordinator.keep_evidence, attempt, path=path, error=error
+            )
+            self.apply(outputs)
+
     def note(self, note: Note) -> None:
         """Put something a person should know into the log."""
         logger.warning("%s", note.text)
@@ -224,6 +259,7 @@ class Conductor:
         """Stop the timer and the links."""
         if self._timer is not None:
             self._timer.cancel()
+        self.evidence.close()
         self.links.close()
 
     def statistics(self) -> dict[str, Any]:

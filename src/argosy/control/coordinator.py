@@ -16,22 +16,28 @@ import msgspec
 from argosy.config.checks import check_spec
 from argosy.config.spec import Submission
 from argosy.control import views
+from argosy.control.attempts import Attempt
 from argosy.control.clusterstate import BROKEN, ClusterState
 from argosy.control.commands import check_secrets, name_of, target_of, without_values
+from argosy.control.faults import FaultOrder, check_order, choose_role, fault_of, victim_of
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
 from argosy.control.launching import unlaunchable, wants_of
 from argosy.control.observing import facts_of, leftovers, lost_with_old_keeper, note_of
+from argosy.control.resizing import check_resize, place_additional
 from argosy.control.retention import KEEP_ENDED
 from argosy.control.supervisor import Supervisor
-from argosy.errors import InvariantError
+from argosy.errors import InvariantError, NotFoundError
 from argosy.protocol.facts import (
     AnyFact,
     AttemptExited,
     CommandAccepted,
     CommandDone,
     Event,
+    EvidenceKept,
     Fact,
+    FaultInjected,
+    GangResized,
     HostJoined,
     Note,
     RunAdmitted,
@@ -156,6 +162,59 @@ class Coordinator(ClusterState):
             why = reason or f"{verb} was asked for"
             self._emit(now, StopRequested(run=run, hard=hard, reason=why))
         return command, self._settle(now)
+
+    def scale(
+        self, now: float, run: str, size: int, *, role: str | None = None, may_restart: bool = False
+    ) -> tuple[str, Outputs]:
+        """Give a gang another size; returns the command's id, which is done when the new generation has started."""
+        supervisor = self._find_run(run)
+        if supervisor.ended is not None:
+            raise NotFoundError(
+                f"run {run} has {supervisor.ended.outcome}", fix="start a new one: argosy run"
+            )
+        gang = choose_role(supervisor.roles, role)
+        check_resize(supervisor, gang, size, may_restart=may_restart)
+        hosts = place_additional(supervisor, gang, size, self.placement)
+        self._begin(now)
+        command = f"c{self.seq + 1}"
+        target = f"{run}/{gang.name}"
+        self._emit(now, CommandAccepted(command=command, verb="scale", target=target, about=run))
+        self._emit(
+            now,
+            GangResized(run=run, role=gang.name, size=size, hosts=hosts, command=command),
+        )
+        return command, self._settle(now)
+
+    def inject(
+        self, now: float, run: str, orders: list[FaultOrder]
+    ) -> tuple[list[FaultInjected], Outputs]:
+        """Record faults, all or none; those that are not told to a rank are then to be carried out by the caller."""
+        supervisor = self._find_run(run)
+        if supervisor.ended is not None:
+            raise NotFoundError(f"run {run} has {supervisor.ended.outcome}", fix="start a new one")
+        victims: list[tuple[FaultOrder, Attempt | None]] = []
+        for order in orders:
+            check_order(order)
+            role = None if order.part else choose_role(supervisor.roles, order.role)
+            victims.append((order, victim_of(role, order) if role is not None else None))
+        self._begin(now)
+        faults = []
+        for order, victim in victims:
+            fault = fault_of(run, self.seq + 1, order, victim)
+            self._emit(now, fault)
+            faults.append(fault)
+        return faults, self._settle(now)
+
+    def keep_evidence(self, now: float, attempt: str, *, path: str, error: str) -> Outputs:
+        """Stacks of a suspect's gang are kept, or could not be had: it may be killed now."""
+        supervisor = self.runs.get(run_of(attempt))
+        known = supervisor.attempts.get(attempt) if supervisor is not None else None
+        self._begin(now)
+        is_news = known is not None and not known.has_evidence
+        if supervisor is not None and supervisor.ended is None and is_news:
+            fact = EvidenceKept(attempt=attempt, run=supervisor.run, path=path, error=error)
+            self._emit(now, fact)
+        return self._settle(now)
 
     def note(self, now: float, note: Note) -> Outputs:
         """Record something a person should know."""

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from argosy import __version__
 from argosy.config.spec import Submission
-from argosy.control import api, openapi
+from argosy.control import api, injection, openapi
 from argosy.control.conductor import Conductor
 from argosy.control.shutdown import Shutdown
 from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, follow_events, with_rank
@@ -154,6 +154,24 @@ class HttpApi:
             index=body.index,
         )
         return _answer({"command": command}, 202)
+
+    async def scale(self, request: Request) -> Response:
+        """Give a gang another size."""
+        body = await _body(request, api.ScaleBody)
+        command = await self._conductor.scale(
+            request.path_params["run"], body.size, role=body.role, may_restart=body.restart
+        )
+        return _answer({"command": command}, 202)
+
+    async def faults(self, request: Request) -> Response:
+        """Break something on purpose."""
+        body = await _body(request, api.FaultsBody)
+        faults = await self._conductor.inject(request.path_params["run"], body.faults)
+        for fault in faults:
+            if not fault.is_told:
+                host = "" if fault.part else self._find(fault.attempt)[1]
+                await injection.carry_out(self._conductor.links, fault, host)
+        return _answer({"faults": faults}, 201)
 
     async def signal(self, request: Request) -> Response:
         """Signal the leader of a process."""
@@ -350,6 +368,8 @@ ENDPOINTS = [
         ("GET", "/v1/runs", "runs", "List runs", api.Runs, {"query": api.RunsQuery}),
         ("GET", "/v1/runs/{run}", "run", "One run", RunView, {}),
         ("POST", "/v1/runs/{run}/stop", "stop", "End a run or a part of it", api.Command, {"status": 202, "body": api.StopBody}),
+        ("POST", "/v1/runs/{run}/scale", "scale", "Give a gang another size", api.Command, {"status": 202, "body": api.ScaleBody}),
+        ("POST", "/v1/runs/{run}/faults", "faults", "Break something on purpose", api.Faults, {"status": 201, "body": api.FaultsBody}),
         ("GET", "/v1/runs/{run}/stacks", "stacks", "Stacks of its processes", api.Stacks, {"query": api.StacksQuery}),
         ("GET", "/v1/runs/{run}/logs", "logs", "Lines of output", api.Lines, {"query": api.LogsQuery, "streams": True}),
         ("GET", "/v1/runs/{run}/stream", "stream", "Lines and facts until the end", None, {"query": api.StreamQuery, "streams": True}),
