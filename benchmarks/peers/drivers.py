@@ -70,11 +70,12 @@ def finish_torchrun(process: subprocess.Popen[bytes], out: Path) -> None:
 class Driver:
     """A peer's driver process; `ask` sends one request line and waits for its answer."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, *, environment: str = "") -> None:
+        """Start `NAME_driver.py` in `.peers/ENVIRONMENT`, which is the driver's own name unless several share one."""
         self.name = name
         self.version = ""
         self._directory = directory
-        python = ROOT / ".peers" / name / "bin" / "python"
+        python = ROOT / ".peers" / (environment or name) / "bin" / "python"
         if not python.exists():
             raise SideFailed(f"{name} is not installed: run `make peers`")
         with (directory / f"{name}.log").open("ab") as log:
