@@ -196,9 +196,13 @@ class Gang:
         if self._link is not None:
             self._link.ready()
 
-    def suspect(self, rank: int, reason: str) -> None:
-        """Ask the runtime to take the stacks of all ranks, then to kill and reap this one; `lost()` shows when it is done."""
-        self._say({"say": "suspect", "rank": rank, "generation": self.generation}, reason)
+    def suspect(self, rank: int, reason: str, *, pid: int = 0) -> None:
+        """Ask the runtime to take the stacks of all ranks, then to kill and reap this one; `lost()` shows when it is done.
+
+        A process id names it also when the runtime is a generation ahead of its members.
+        """
+        message = {"say": "suspect", "rank": rank, "generation": self.generation}
+        self._say({**message, "pid": pid} if pid else message, reason)
 
     def fail(self, reason: str) -> None:
         """Say that the run cannot succeed: the runtime ends it with this cause, without a restart."""

@@ -263,9 +263,18 @@ class Household:
         os.close(rank.pidfd)
         os.close(rank.error)
         self._board.dismiss(attempt)
+        if error:
+            self._keep_error(attempt, error)
         if info.si_code == os.CLD_EXITED:
             return Exit(info.si_status, None, error, is_refusal)
         return Exit(None, info.si_status, error)
+
+    def _keep_error(self, attempt: str, error: str) -> None:
+        """On the terminal a failure that was mended is one line; the rest is here."""
+        with contextlib.suppress(OSError):
+            path = os.path.join(self._directory, "errors.txt")
+            with open(path, "a", encoding="utf-8", errors="replace") as file:
+                file.write(f"{attempt}:\n{error.rstrip()}\n\n")
 
     def _said(self, attempt: str, message: Mapping[str, Any]) -> None:
         self._do(self._upkeep.said(attempt, message))
@@ -311,7 +320,8 @@ class Household:
             self._reap(attempt)
         signal.set_wakeup_fd(-1)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None: it was not set from Python and cannot be set back from there.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._board.close()
         self._selector.close()
         os.close(self._wake)

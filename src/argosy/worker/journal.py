@@ -6,6 +6,8 @@ file ends and goes on from there with what it remembers, so that a death leaves 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
@@ -28,6 +30,7 @@ class Journal:
         """Records that another process was to write."""
         self._descriptor = -1
         self._widths: dict[str, int] = {}
+        self._has_complained = False
 
     def note(self, values: dict[str, Any], *, step: int | None, is_writer: bool) -> None:
         """One record; written if it is this process's turn, else remembered in case that the writer dies."""
@@ -38,9 +41,12 @@ class Journal:
             self._close()
             self._recent.append(record)
             return
-        due = [record] if self._descriptor >= 0 else self._open(record)
-        for each in due:
-            self._write(each)
+        try:
+            due = [record] if self._descriptor >= 0 else self._open(record)
+            for each in due:
+                self._write(each)
+        except OSError as error:
+            self._give_up(error)
 
     def _open(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Begin to write; of this record and the remembered ones those that the writer before has not written."""
@@ -57,7 +63,8 @@ class Journal:
     def _write(self, record: dict[str, Any]) -> None:
         data = json.dumps({name: _finite(value) for name, value in record.items()}) + "\n"
         # One write to a file opened for appending: whole lines, also beside another writer.
-        os.write(self._descriptor, data.encode())
+        if os.write(self._descriptor, data.encode()) < len(data.encode()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         sys.stdout.write(self._line(record) + "\n")
         sys.stdout.flush()
 
@@ -69,6 +76,14 @@ class Journal:
                 width = self._widths[name] = max(self._widths.get(name, 0), len(text))
                 parts.append(f"{name} {text:>{width}}")
         return "  ".join(parts)
+
+    def _give_up(self, error: OSError) -> None:
+        """A full disk or a reader that went away costs measurements, never the training."""
+        self._close()
+        if not self._has_complained:
+            self._has_complained = True
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"argosy: measurements are not written: {error}\n")
 
     def _close(self) -> None:
         if self._descriptor >= 0:

@@ -28,6 +28,7 @@ Frame = Mapping[str, Any]
 _MOST_QUEUED_BYTES = 4 << 20
 _MOST_LINKS = 64
 _MOST_NAME = 512
+_MOST_ARENA = 1 << 62
 _LENGTH = struct.Struct(">I")
 _CREDENTIALS = struct.Struct("3i")
 
@@ -290,7 +291,7 @@ class Switchboard:
         return arena
 
     def _create_arena(self, name: str, found: Arena | None, size: Any, scope: Any) -> Arena:
-        if type(size) is not int or size <= 0 or scope not in ("process", "run"):
+        if type(size) is not int or not 0 < size <= _MOST_ARENA or scope not in ("process", "run"):
             raise ValueError(f"arena {name!r} of {size!r} bytes with scope {scope!r}")
         if found is not None:
             if (found.size, found.scope) != (size, scope):

@@ -1,6 +1,7 @@
 """Households of three real ranks: arenas, deaths, generations, stops, and that nothing is left behind."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -168,3 +169,33 @@ def test_what_a_rank_left_running_ends_with_it(run, tmp_path):
     children = pids_in(tmp_path)
     assert len(children) == 3
     wait_until(lambda: not any(map(is_alive, children)), f"the end of {children}")
+
+
+def test_a_parent_killed_while_it_starts_leaves_nobody(start, tmp_path):
+    chance = random.Random(7)
+    for _ in range(6):
+        process = start("sleep")
+        wait_until(lambda pid=process.pid: children_of(pid), "the first rank")
+        time.sleep(chance.random() * 0.01)  # an instant at random, not a wait
+        process.kill()
+        process.wait()
+    wait_until(lambda: not processes_named(str(tmp_path)), "the end of all ranks")
+
+
+def children_of(pid):
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+
+
+def processes_named(text):
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and is_alive(entry.name):
+            try:
+                if text in entry.joinpath("cmdline").read_text(errors="replace"):
+                    found.append(entry.name)
+            except OSError:
+                continue
+    return found

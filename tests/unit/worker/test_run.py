@@ -214,3 +214,13 @@ def test_a_resume_may_differ_in_what_was_named_alone():
     assert "--set depth=1 or --set depth=2" in caught.value.fix
     assert records.check_consent(before, after, ["depth=2"]) == ["depth: 1 -> 2"]
     assert records.check_consent(before, {**before, "seed": 3}, []) == ["seed: 0 -> 3"]
+
+
+def test_measurements_that_cannot_be_written_do_not_stop_the_program(tmp_path, capsys):
+    journal = Journal(tmp_path / "absent" / "metrics.jsonl")
+    for step in range(3):
+        journal.note({"x": 1}, step=step, is_writer=True)
+    assert capsys.readouterr().err.count("measurements are not written") == 1
+    (tmp_path / "absent").mkdir()
+    journal.note({"x": 1}, step=3, is_writer=True)
+    assert [line["step"] for line in read_lines(journal.path)] == [3]
