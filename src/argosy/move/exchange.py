@@ -8,11 +8,9 @@ Called by the trainer; decides nothing about who computes what.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, RoundOver, TimedOut
@@ -24,10 +22,9 @@ from argosy.move.layout import Layout
 from argosy.move.rounds import NONE, Round
 from argosy.move.trees import Node
 from argosy.move.versions import Versions
-from argosy.move.words import Memory, Progress
+from argosy.move.words import Memory, Places, Progress
 
 REGION = "exchange"
-_DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 
 
 def open(name: str, layout: Layout, *, scope: Scope = "run", prefault: bool = True) -> Exchange:
@@ -102,6 +99,7 @@ class Exchange:
         self._slots = [self._map_slot(region, slot) for slot in range(layout.slots)]
         self._used: list[int] = []
         self._votes = self._memory.numbers(layout.places.vote_rounds, layout.num_pages)
+        self._vote_values = self._memory.numbers(layout.places.vote_values, layout.num_pages)
         self.rank = NONE
         self.generation = NONE
         self._members: tuple[int, ...] = ()
@@ -183,11 +181,12 @@ class Exchange:
         self._check_member()
         trees.parent_of(node, self.layout.num_lanes)
         while True:
-            if self._is_finished(round, node):
+            blocks = self._headers.blocks(round)
+            if self._is_finished(blocks, node):
                 return None
             # Asked last: in a round that was not over yet, what looked missing was missing, and the round waits for us.
             self._refuse_if_over(round)
-            slot = self._headers.claim(round, node, self.rank, self._used)
+            slot = self._headers.claim(round, node, self.rank, preferred=self._used, seen=blocks)
             if slot is not None:
                 break
             if not self._make_room(round):
@@ -222,7 +221,7 @@ class Exchange:
         claim.is_open = False
         block = self._headers.finish(claim.slot, claim.round, claim.node, contents)
         self._counts["blocks"] += 1
-        self._progress.tell()
+        self._tell_of_block(claim.round)
         return block
 
     def give_back(self, claim: SlotClaim) -> None:
@@ -246,7 +245,7 @@ class Exchange:
         found: list[Gathered] = []
 
         def is_complete() -> bool:
-            found[:] = self._try_gather(round)
+            found[:] = self._try_gather(round) if self._headers.may_cover(round) else []
             if not found:
                 self._refuse_if_over(round)
             return bool(found)
@@ -304,32 +303,42 @@ class Exchange:
 
     def vote(self, round: Round, pages: Sequence[int], partials: Sequence[float]) -> None:
         """Say what these pages add to the global norm; a page that is not finite votes with that."""
-        places, tag = self.layout.places, round.tag
-        for page, partial in zip(pages, partials, strict=True):
-            (bits,) = _WORD.unpack(_DOUBLE.pack(partial))
-            self._memory.store(places.vote_values + 8 * page, bits)
-            self._memory.store(places.vote_rounds + 8 * page, tag)
-        self._progress.tell()
+        if len(pages) != len(partials):
+            raise ConfigError(
+                f"{len(partials)} votes for {len(pages)} pages", fix="vote with what reduce() gave"
+            )
+        places = np.asarray(pages, dtype=np.int64)
+        values = np.asarray(partials, dtype=np.float64).view(np.uint64)
+        self._memory.store_all(self._vote_values, places, values)
+        # They count from here on, each as soon as its word is the whole tag.
+        self._memory.store_all(self._votes, places, np.uint64(round.tag))
+        self._progress.fence()
+        if not len(self._unvoted(round)):
+            self._progress.tell()  # of two who vote at once the later one sees both
 
     def unvoted(self, round: Round) -> list[int]:
         """The pages of the round whose vote is missing."""
-        pages = self._pages_of(round)
-        return [int(page) for page in pages[self._votes[pages] != round.tag]]
+        found: list[int] = self._unvoted(round).tolist()
+        return found
+
+    def _unvoted(self, round: Round) -> Places:
+        pages = self.state.pages_of(round)
+        missing: Places = pages[self._votes[pages] != np.uint64(round.tag)]
+        return missing
 
     def wait_votes(self, round: Round, *, deadline: float) -> list[float]:
         """The votes of all pages of the round, in page order: the wait for the global norm is the vote."""
 
         def is_voted() -> bool:
-            if not self.unvoted(round):
+            if not len(self._unvoted(round)):
                 return True
             self._refuse_if_over(round)
             return False
 
         self._progress.wait(is_voted, deadline, lambda: self._no_votes(round))
         self._progress.fence()
-        places = self.layout.places
-        values = self._memory.numbers(places.vote_values, self.layout.num_pages).view(np.float64)
-        return [float(value) for value in values[self._pages_of(round)]]
+        found: list[float] = self._vote_values.view(np.float64)[self.state.pages_of(round)].tolist()
+        return found
 
     def is_over(self, round: Round) -> bool:
         """Whether others have finished the round: its version is past, or all its pages are done."""
@@ -362,9 +371,9 @@ class Exchange:
             self.state.sweep(self.state.owner)
         self._arena.close()
 
-    def _is_finished(self, round: Round, node: Node) -> bool:
-        blocks = [block.node for block in self._headers.blocks(round)]
-        return all(lane < node.first for lane in trees.missing(blocks, node.stop))
+    def _is_finished(self, blocks: Sequence[Block], node: Node) -> bool:
+        missing = trees.missing([block.node for block in blocks], node.stop)
+        return all(lane < node.first for lane in missing)
 
     def _try_gather(self, round: Round) -> list[Gathered]:
         """What covers all lanes, as a list of one, or an empty list."""
@@ -372,10 +381,20 @@ class Exchange:
         if sum(block.node.size for block in blocks) != self.layout.num_lanes:
             return []
         try:
-            contents = [self._headers.contents(block) for block in blocks]
+            contents = self._headers.contents(blocks)
         except GenerationChanged:
             return []
         return [gather(round, blocks, contents, self.layout)]
+
+    def _tell_of_block(self, round: Round) -> None:
+        """Wake those who wait when all lanes may be there, or when a sibling is all that those can wait for who have no room.
+
+        Of two who finish at once the later one sees both blocks. To wake for every block would cost a switch of processes each, where there are more ranks
+        than cores.
+        """
+        self._progress.fence()
+        if self._headers.may_cover(round) or self._headers.is_full(round):
+            self._progress.tell()
 
     def _make_room(self, round: Round) -> bool:
         """Add two finished siblings into one slot, so that the other is free; False when there are none.
@@ -391,6 +410,7 @@ class Exchange:
                 continue
             first, second = trees.halves(parent)
             if node == first and second in blocks and self._merge(round, left, blocks[second]):
+                self._progress.tell()  # there is room, and lanes that were looked at meanwhile seemed to be missing
                 return True
         return False
 
@@ -401,7 +421,8 @@ class Exchange:
         if not headers.claim_block(right, self.rank):
             headers.release(left.slot, self.rank)
             return False
-        contents = headers.contents(left).plus(headers.contents(right))
+        first, second = headers.contents([left, right])
+        contents = first.plus(second)
         headers.retake(left, self.rank)
         into, other = self._slots[left.slot], self._slots[right.slot]
         kernels.reduce(into, [into, other])
@@ -435,10 +456,13 @@ class Exchange:
             )
         return min(entered) == generation
 
+    def late(self, generation: int, members: Iterable[int]) -> list[int]:
+        """The members that have not entered a generation."""
+        return [r for r in members if self._memory.load(self._entered_at(r)) != generation + 1]
+
     def _not_entered(self, generation: int, members: Mapping[int, int]) -> TimedOut:
-        late = [r for r in members if self._memory.load(self._entered_at(r)) != generation + 1]
         return TimedOut(
-            f"ranks {late} have not entered generation {generation}",
+            f"ranks {self.late(generation, members)} have not entered generation {generation}",
             fix="they are slow or gone: `argosy stacks`",
         )
 
@@ -481,9 +505,6 @@ class Exchange:
             f"{round}: the votes of {len(missing)} pages are missing, the first is {missing[:1]}",
             fix="their owners are slow or gone: `argosy stacks`",
         )
-
-    def _pages_of(self, round: Round) -> npt.NDArray[np.int64]:
-        return np.asarray(self.layout.pages_of_part(round.part), dtype=np.int64)
 
     def _refuse_if_over(self, round: Round) -> None:
         if self.is_over(round):

@@ -80,6 +80,11 @@ def wake(word: int) -> None:
     _futex(word, _WAKE, _EVERYBODY, None)
 
 
+def fence() -> None:
+    """A full one, which the system call has in it; stores before loads too."""
+    _futex(ctypes.addressof(_fence_word), _WAKE, 1, None)
+
+
 def peek(word: int) -> int:
     """As `ag_peek`."""
     value = int(ctypes.c_uint32.from_address(word).value)
@@ -189,7 +194,7 @@ def _sleep_on(word: int, seen: int, seconds: float) -> None:
 
 def _fence() -> None:
     if not _IS_ORDERED:
-        _futex(ctypes.addressof(_fence_word), _WAKE, 1, None)
+        fence()
 
 
 def _futex(word: int, operation: int, value: int, timeout: object) -> None:

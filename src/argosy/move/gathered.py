@@ -6,6 +6,7 @@ Holds no memory of its own: the gradients stay in their slots until `reduce`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -58,17 +59,22 @@ def gather(
     round: Round, blocks: Sequence[Block], contents: Sequence[Contents], layout: Layout
 ) -> Gathered:
     """Add up what blocks that cover all lanes bring along."""
-    program = trees.program([block.node for block in blocks], layout.num_lanes)
+    program = _program(tuple(block.node for block in blocks), layout.num_lanes)
     whole = trees.evaluate(program, contents, Contents.plus)
-    names = (p.name for i, p in enumerate(layout.parameters) if whole.touched >> i & 1)
     return Gathered(
         round=round,
         blocks=tuple(blocks),
-        program=tuple(program),
-        touched=frozenset(names),
+        program=program,
+        touched=layout.names_of(whole.touched),
         terms=dict(zip(layout.terms, whole.terms, strict=True)),
         extras=tuple((b.node, c.extra) for b, c in zip(blocks, contents, strict=True)),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _program(nodes: tuple[Node, ...], num_lanes: int) -> tuple[int, ...]:
+    """The same few in every step."""
+    return tuple(trees.program(nodes, num_lanes))
 
 
 def contents_of(
@@ -90,7 +96,7 @@ def contents_of(
             fix="make the layout with a larger extra_bytes",
         )
     if touched is None:
-        bits = (1 << len(layout.parameters)) - 1
+        bits = layout.all_touched
     else:
         bits = sum({1 << layout.index_of(name) for name in touched})
     return Contents(

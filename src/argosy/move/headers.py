@@ -6,7 +6,7 @@ what the header says. Finished blocks belong to nobody: they stay valid when the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -14,10 +14,10 @@ import numpy as np
 from argosy.errors import GenerationChanged
 from argosy.move import layout as layouts
 from argosy.move import rounds
-from argosy.move.layout import BITMAP, CLAIM, COUNT, FIRST, OWNER, PART, SEAL, STEP, VERSION, Layout
+from argosy.move.layout import BITMAP, CLAIM, COUNT, FIRST, OWNER, PART, SEAL, VERSION, Layout
 from argosy.move.rounds import Round
 from argosy.move.trees import Node, cover
-from argosy.move.words import Memory, Progress
+from argosy.move.words import Memory, Numbers, Progress
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -67,10 +67,24 @@ class Headers:
         """All finished blocks of a round, as they stand now."""
         return [block for slot in self._of_round(round) if (block := self._read(slot, round))]
 
-    def cover(self, round: Round) -> list[Block]:
-        """The largest finished blocks of a round, in lane order."""
-        by_node = {block.node: block for block in self.blocks(round)}
+    def cover(self, round: Round, blocks: Iterable[Block] | None = None) -> list[Block]:
+        """The largest finished blocks of a round (of these, if given), in lane order."""
+        found = self.blocks(round) if blocks is None else blocks
+        by_node = {block.node: block for block in found}
         return [by_node[node] for node in cover(by_node, self._layout.num_lanes)]
+
+    def may_cover(self, round: Round) -> bool:
+        """Whether finished blocks may have all lanes; False only while one is missing. Cheaper than to look at each, and without any ordering."""
+        key = [round.version, round.step, round.part]
+        rows = self._table[:, : COUNT + 1].tolist()
+        there = sum(row[COUNT] for row in rows if row[SEAL] and row[VERSION : PART + 1] == key)
+        return bool(there >= self._layout.num_lanes)
+
+    def is_full(self, round: Round) -> bool:
+        """Whether every slot is being written or holds a block of this round: somebody may wait for room. Without any ordering."""
+        key = [round.version, round.step, round.part]
+        rows = self._table[:, : PART + 1].tolist()
+        return all(row[CLAIM] or (row[SEAL] and row[VERSION:] == key) for row in rows)
 
     def claims(self, round: Round) -> Iterator[tuple[int, Node]]:
         """(owner, lanes) of the blocks of a round that are being written."""
@@ -80,15 +94,23 @@ class Headers:
                 row = self._table[slot]
                 yield claim - 1, Node(int(row[FIRST]), int(row[COUNT]))
 
-    def claim(self, round: Round, node: Node, owner: int, preferred: Sequence[int]) -> int | None:
-        """Take a slot for a block and invalidate what it held; None when no slot is free."""
-        needed = {block.slot for block in self.cover(round)}
+    def claim(
+        self,
+        round: Round,
+        node: Node,
+        owner: int,
+        *,
+        preferred: Sequence[int],
+        seen: Sequence[Block],
+    ) -> int | None:
+        """Take a slot for a block and invalidate what it held; None when no slot is free. `seen`: the round's blocks a moment ago."""
+        needed = {block.slot for block in self.cover(round, seen)}
         order = [*preferred, *(s for s in range(self._layout.slots) if s not in preferred)]
         for slot in order:
             if not self._try_claim(slot, slot in needed, owner):
                 continue
-            # It may have been claimed, finished and released since we looked.
-            if any(block.slot == slot for block in self.cover(round)):
+            # It may have been claimed, finished and released since we looked. Now that it is ours it stays what it is.
+            if slot in self._of_round(round) and any(b.slot == slot for b in self.cover(round)):
                 self.release(slot, owner)
                 continue
             self._invalidate(slot, round, node, owner)
@@ -120,10 +142,13 @@ class Headers:
         self.release(slot, owner)
         return Block(slot, node, seal, owner)
 
-    def contents(self, block: Block) -> Contents:
-        """What a finished block brings along; GenerationChanged when it is gone."""
-        row = self._table[block.slot].copy()
-        self.check([block])
+    def contents(self, blocks: Sequence[Block]) -> list[Contents]:
+        """What finished blocks bring along; GenerationChanged when one of them is gone."""
+        rows = [self._table[block.slot].copy() for block in blocks]
+        self.check(blocks)
+        return [self._contents(row) for row in rows]
+
+    def _contents(self, row: Numbers) -> Contents:
         terms = row[self._terms_at : self._extra_at].view(np.float64).tolist()
         extra = row[self._extra_at :].tobytes()[: self._layout.extra_bytes]
         return Contents(
@@ -181,13 +206,9 @@ class Headers:
         )
 
     def _of_round(self, round: Round) -> list[int]:
-        table = self._table
-        same = (
-            (table[:, VERSION] == round.version)
-            & (table[:, STEP] == round.step)
-            & (table[:, PART] == round.part)
-        )
-        return np.flatnonzero(same).tolist()
+        key = [round.version, round.step, round.part]
+        rows = self._table[:, VERSION : PART + 1].tolist()
+        return [slot for slot, row in enumerate(rows) if row == key]
 
     def _read(self, slot: int, round: Round) -> Block | None:
         seal = self._load(slot, SEAL)

@@ -117,6 +117,21 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return found
 
+    @property
+    def all_touched(self) -> int:
+        """The bitmap of all parameters."""
+        return (1 << len(self.parameters)) - 1
+
+    def names_of(self, touched: int) -> frozenset[str]:
+        """The parameters of a bitmap."""
+        if touched == self.all_touched:
+            return self._all_names
+        return frozenset(p.name for i, p in enumerate(self.parameters) if touched >> i & 1)
+
+    @cached_property
+    def _all_names(self) -> frozenset[str]:
+        return frozenset(self.indices)
+
     def span(self, name: str) -> tuple[int, int]:
         """(start, stop) of a parameter's elements."""
         index = self.index_of(name)
@@ -150,6 +165,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def bounds(self, page: int) -> tuple[int, int]:
         """(start, stop) of a page's elements in the flat space."""
+        if not 0 <= page < self.num_pages:
+            raise ConfigError(f"page {page} of {self.num_pages}", fix="stay inside the pages")
+        return self._bounds[page]
+
+    @cached_property
+    def _bounds(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self._find_bounds(page) for page in range(self.num_pages))
+
+    def _find_bounds(self, page: int) -> tuple[int, int]:
         index = self.parameter_of(page)
         offset = (page - self.first_pages[index]) * PAGE_ELEMENTS
         start = self.starts[index] + offset

@@ -168,9 +168,10 @@ class RemoteExchange(Exchange):
     ) -> Gathered:
         """Learn which blocks each rank has; TimedOut when they do not have all lanes."""
         own = {block.node: block for block in self._headers.cover(round)}
+        contents_of_own = self._headers.contents(list(own.values()))
         offers = [
-            _Offer((node.first, node.size), self._headers.contents(block))
-            for node, block in own.items()
+            _Offer((node.first, node.size), brought)
+            for node, brought in zip(own, contents_of_own, strict=True)
         ]
         texts = self._wire.gather(msgspec.msgpack.encode(offers), str(round), deadline)
         blocks: dict[Node, Block] = {}

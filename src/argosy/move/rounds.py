@@ -6,6 +6,7 @@ the next version gets, when a version may flip. Nothing is ever reset: each word
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ class Round(msgspec.Struct, frozen=True, order=True):
         return f"step {self.step} from version {self.version}{part}"
 
 
+@functools.lru_cache(maxsize=4096)
 def seal_of(round: Round, node: Node) -> int:
     """The word that makes a block valid; 0 is a block that is being written."""
     return _mix(round.version, round.step, round.part, node.first, node.size)

@@ -16,7 +16,7 @@ from argosy.errors import ConfigError, GenerationChanged, InvariantError, TimedO
 from argosy.move import rounds
 from argosy.move.layout import Layout
 from argosy.move.rounds import NONE, Round, State
-from argosy.move.words import Memory, Numbers, Progress
+from argosy.move.words import Memory, Numbers, Places, Progress
 
 _LINE = 64
 
@@ -33,6 +33,7 @@ class Versions:
         self._pin_bytes = (layout.num_versions * 8 + _LINE - 1) // _LINE * _LINE
         self._done = memory.numbers(places.done, layout.num_pages)
         self._refreshed = memory.numbers(places.refreshed, layout.num_pages)
+        self._pages: dict[int, Places] = {}
         self.owner = NONE
 
     def current(self) -> tuple[int, int]:
@@ -76,9 +77,16 @@ class Versions:
 
     def is_over(self, round: Round) -> bool:
         """Whether others have finished a round."""
-        pages = np.asarray(self._layout.pages_of_part(round.part), dtype=np.int64)
-        done = (self._done[pages] > round.version).tolist()
+        pages = self.pages_of(round)
+        done = [bool((self._done[pages] > round.version).all())] if len(pages) else []
         return rounds.is_over(self._state(), round, done)
+
+    def pages_of(self, round: Round) -> Places:
+        """The pages that a round concerns, ascending."""
+        if round.part not in self._pages:
+            pages = self._layout.pages_of_part(round.part)
+            self._pages[round.part] = np.asarray(pages, dtype=np.int64)
+        return self._pages[round.part]
 
     def wait_done(self, round: Round, *, deadline: float) -> None:
         """Wait until all pages of a round are done. Between the parts of a step: until then its blocks may be needed again."""

@@ -22,6 +22,7 @@ __all__ = [
     "Peers",
     "break_off",
     "compare_and_swap",
+    "fence",
     "load",
     "peek",
     "post",
@@ -79,6 +80,9 @@ class Peers:
 
 
 _NOBODY = Peers(())
+# Nobody sleeps on it: waking its sleepers is a fence and nothing else.
+_unshared = ctypes.c_uint32(0)
+_UNSHARED_ADDRESS = ctypes.addressof(_unshared)
 
 
 def wait(
@@ -137,6 +141,15 @@ def wake(word: int) -> None:
         futexes.wake(word)
     else:
         native.ag_wake(word)
+
+
+def fence() -> None:
+    """Reads and writes before this are done before those after it, for all processes. Wakes nobody."""
+    native = loader.quick()
+    if native is None:
+        futexes.fence()
+    else:
+        native.ag_wake(_UNSHARED_ADDRESS)
 
 
 def peek(word: int) -> int:

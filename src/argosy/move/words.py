@@ -18,6 +18,7 @@ from argosy.errors import PeerLost, TimedOut
 from argosy.move import waits
 
 Numbers = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 _LOOK_SECONDS = 0.05
 
 
@@ -37,6 +38,11 @@ class Memory:
     def store(self, offset: int, value: int) -> None:
         """Release: what was written before this is seen by whoever loads the word."""
         waits.store(self._address + offset, value)
+
+    def store_all(self, words: Numbers, places: Places, values: Numbers | np.uint64) -> None:
+        """Release of some words of a view, in any order. For words that say nothing while half of one is written."""
+        waits.fence()
+        words[places] = values
 
     def swap(self, offset: int, expected: int, desired: int) -> bool:
         """Compare-and-swap; whether it was done. A word that is swapped is never stored."""
@@ -81,7 +87,7 @@ class Progress:
 
     def fence(self) -> None:
         """Reads and writes before this are done before those after it."""
-        waits.wake(self._address)
+        waits.fence()
 
     def wait(
         self, condition: Callable[[], bool], deadline: float, explain: Callable[[], TimedOut]

@@ -203,6 +203,38 @@ def test_votes_are_in_page_order_and_show_what_is_not_finite(make):
     assert opened.unvoted(Round(0, 1)) == [0, 1, 2]
 
 
+def wakes_of(opened, action):
+    """How often an action wakes those who wait."""
+    at = opened.layout.places.progress
+    before = opened._memory.load(at)
+    action()
+    return opened._memory.load(at) - before
+
+
+def test_only_the_last_lane_and_the_last_vote_wake_those_who_wait(make):
+    opened = make(layout_of(lanes=4, ranks=1, sizes=(8, 8)))
+
+    def wakes(action):
+        return wakes_of(opened, action)
+
+    assert wakes(lambda: publish(opened, FIRST, Node(2, 2))) == 0
+    assert wakes(lambda: publish(opened, FIRST, Node(0, 1))) == 0
+    assert wakes(lambda: publish(opened, FIRST, Node(1, 1))) == 1
+    assert wakes(lambda: opened.vote(FIRST, [1], [2.0])) == 0
+    assert wakes(lambda: opened.vote(FIRST, [0], [1.0])) == 1
+    assert opened.wait_votes(FIRST, deadline=soon()) == [1.0, 2.0]
+    with pytest.raises(ConfigError, match="1 votes for 2 pages"):
+        opened.vote(FIRST, [0, 1], [1.0])
+
+
+def test_a_block_wakes_those_who_wait_for_room_when_no_slot_is_free(make):
+    opened = make(layout_of(lanes=4, ranks=1, sizes=(8,)))
+    assert opened.layout.slots == 3
+    assert opened.claim(FIRST, Node(2, 2)) is not None
+    assert wakes_of(opened, lambda: publish(opened, FIRST, Node(0, 1))) == 0
+    assert wakes_of(opened, lambda: publish(opened, FIRST, Node(1, 1))) == 1
+
+
 def test_pages_that_do_not_follow_one_another_are_added_alone(make):
     opened = make()
     publish(opened, FIRST, Node(0, 2))
@@ -350,11 +382,16 @@ def recorded(opened, monkeypatch):
         starts = [(getattr(places, region), region) for region in regions]
         return max((s for s in starts if s[0] <= offset), default=(0, "progress"))[1]
 
-    store, swap = memory.store, memory.swap
+    store, store_all, swap = memory.store, memory.store_all, memory.swap
+    views = {id(opened._vote_values): "vote_values", id(opened._votes): "vote_rounds"}
 
     def logged_store(offset, value):
         log.append((name_of(offset), "0" if value == 0 else "set"))
         store(offset, value)
+
+    def logged_store_all(view, indices, values):
+        log.append((views[id(view)], "set"))
+        store_all(view, indices, values)
 
     def logged_swap(offset, expected, desired):
         if offset != places.progress:
@@ -362,6 +399,7 @@ def recorded(opened, monkeypatch):
         return swap(offset, expected, desired)
 
     monkeypatch.setattr(memory, "store", logged_store)
+    monkeypatch.setattr(memory, "store_all", logged_store_all)
     monkeypatch.setattr(memory, "swap", logged_swap)
     assert layout is opened.layout
     return log
