@@ -6,6 +6,7 @@ found once, when the file is opened (8 bytes each), by the file and the length a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,15 @@ IGNORED = -100
 """Label of a place that must not be learned from: `cross_entropy` leaves it out by default."""
 
 
-def find_ends(tokens: npt.NDArray[Any], end_of_document: int) -> npt.NDArray[np.uint64]:
-    """Where documents end, in a file that has no index but a token that says so."""
-    step = 1 << 22
-    found = [
-        np.flatnonzero(tokens[start : start + step] == end_of_document) + start + 1
-        for start in range(0, len(tokens), step)
-    ]
-    ends = np.concatenate(found).astype(np.uint64)
-    if not len(ends) or int(ends[-1]) != len(tokens):
-        ends = np.append(ends, np.uint64(len(tokens)))
-    return ends
+def find_ends(pieces: Iterable[npt.NDArray[Any]], end_of_document: int) -> Integers:
+    """Where documents end, in a file that has no index but a token that says so; the file comes in pieces."""
+    found: list[Integers] = [np.empty(0, np.int64)]
+    count = 0
+    for piece in pieces:
+        found.append(np.flatnonzero(piece == end_of_document) + count + 1)
+        count += len(piece)
+    ends = np.concatenate(found)
+    return ends if len(ends) and int(ends[-1]) == count else np.append(ends, count)
 
 
 def plan_rows(ends: Integers, length: int) -> Integers:

@@ -8,9 +8,10 @@ The format: docs/reference/data.md.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,8 @@ FORMAT = 1
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 SPOTS = 64
 SPOT_BYTES = 4096
-_HASH_BYTES = 4 << 20
+_PIECE_TOKENS = 2 << 20
+_WARM_BYTES = 1 << 30
 _LOOK_TOKENS = 1 << 16
 
 
@@ -57,12 +59,13 @@ class TokenFile:
         size, width = self._state[0], DTYPES[self.dtype].itemsize
         self._check_size(size, width)
         self.count = size // width
-        # A plain view of the map: slices of the map's own class cost ten times as much.
-        self.tokens: npt.NDArray[Any] = np.memmap(self.path, DTYPES[self.dtype], "r").view(
-            np.ndarray
-        )
+        self.tokens = _map(self.path, DTYPES[self.dtype])
         self._spots = hash_spots(self.tokens)
         self._check_content()
+
+    def __reduce__(self) -> tuple[type[TokenFile], tuple[Path, str]]:
+        """Another process opens it again; the tokens are not sent."""
+        return TokenFile, (self.path, self.dtype)
 
     @property
     def fingerprint(self) -> str:
@@ -78,7 +81,7 @@ class TokenFile:
             return
         # Touched or copied over with equal bytes is no change; a smaller file must not be read through the map.
         is_same_size = state[0] == self._state[0]
-        if is_same_size and hash_spots(np.memmap(self.path, self.tokens.dtype, "r")) == self._spots:
+        if is_same_size and hash_spots(_map(self.path, self.tokens.dtype)) == self._spots:
             self._state = state
             return
         raise DataError(
@@ -86,13 +89,25 @@ class TokenFile:
             fix="bring back the file the run began with, or start a new run with this one",
         )
 
+    def pieces(self) -> Iterator[npt.NDArray[Any]]:
+        """All tokens in order, by ordinary reads: the map is set up for reading here and there."""
+        with open(self.path, "rb", buffering=0) as file:
+            while len(piece := np.fromfile(file, self.tokens.dtype, _PIECE_TOKENS)):
+                yield piece
+
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Read everything and compare with the SHA-256 of the sidecar."""
         if not self.sidecar:
             raise DataError(f"{self.path} has no sidecar to compare with", fix=_REPACK)
-        if hash_array(self.tokens, on_bytes) != self.sidecar.sha256:
+        digest = hashlib.sha256()
+        for piece in self.pieces():
+            digest.update(piece.view(np.uint8).data)
+            if on_bytes:
+                on_bytes(piece.nbytes)
+        if digest.hexdigest() != self.sidecar.sha256:
             raise DataError(f"{self.path} does not have the SHA-256 of its sidecar", fix=_REPACK)
-        if self.sidecar.documents and hash_array(self.ends()) != self.sidecar.documents_sha256:
+        ends = hashlib.sha256(self.ends().tobytes())
+        if self.sidecar.documents and ends.hexdigest() != self.sidecar.documents_sha256:
             raise DataError(f"{documents_path(self.path)} is damaged", fix=_REPACK)
 
     def ends(self) -> npt.NDArray[np.uint64]:
@@ -193,18 +208,6 @@ def read_sidecar(path: Path) -> Sidecar | None:
     return sidecar
 
 
-def hash_array(array: npt.NDArray[Any], on_bytes: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of the bytes, read in pieces."""
-    digest = hashlib.sha256()
-    step = _HASH_BYTES // array.itemsize
-    for start in range(0, len(array), step):
-        piece = np.ascontiguousarray(array[start : start + step])
-        digest.update(piece.view(np.uint8).data)
-        if on_bytes:
-            on_bytes(piece.nbytes)
-    return digest.hexdigest()
-
-
 def hash_spots(tokens: npt.NDArray[Any]) -> str:
     """SHA-256 of the first and the last 4 KiB and of 62 evenly between: changes everywhere are seen without reading all."""
     digest = hashlib.sha256(len(tokens).to_bytes(8, "little"))
@@ -213,6 +216,17 @@ def hash_spots(tokens: npt.NDArray[Any]) -> str:
     for start in sorted({last * spot // (SPOTS - 1) for spot in range(SPOTS)}):
         digest.update(tokens[start : start + width].tobytes())
     return digest.hexdigest()
+
+
+def _map(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The file's bytes as a read-only array."""
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        # Rows are read in shuffled order: reading megabytes around each of them costs milliseconds per row.
+        mapped.madvise(mmap.MADV_RANDOM)
+        if len(mapped) <= _WARM_BYTES:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+    return np.frombuffer(mapped, dtype)
 
 
 def _suspect_dtype(tokens: npt.NDArray[Any]) -> str:

@@ -159,15 +159,15 @@ class Tokens:
         }
 
     def _find_ends(self, file: TokenFile) -> Integers:
-        ends = file.ends()
+        ends = file.ends().astype(np.int64)
         if not len(ends):
             if self.end_of_document is None:
                 raise ConfigError(
                     f"{file.path} does not say where its documents end",
                     fix='give Tokens(…, end_of_document=TOKEN), or use packing="stream"',
                 )
-            ends = find_ends(file.tokens, self.end_of_document)
-        return ends.astype(np.int64)
+            ends = find_ends(file.pieces(), self.end_of_document)
+        return ends
 
     def _check_vocabularies(self) -> None:
         first: TokenFile | None = None

@@ -87,8 +87,8 @@ def test_rows_of_a_packed_file(packed):
 def test_a_raw_file_needs_the_token_that_ends_documents(tmp_path):
     raw = np.array([1, 2, 0, 3, 0, 4, 5, 6], dtype="<u2")
     raw.tofile(tmp_path / "raw.bin")
-    assert find_ends(raw, 0).tolist() == [3, 5, 8]
-    assert find_ends(raw, 9).tolist() == [8]
+    assert find_ends([raw], 0).tolist() == [3, 5, 8]
+    assert find_ends([raw[:3], raw[3:]], 9).tolist() == [8]
     with pytest.raises(ConfigError, match="where its documents end"):
         Tokens(tmp_path / "raw.bin", "uint16", sequence_length=4, packing="documents")
     tokens = Tokens(

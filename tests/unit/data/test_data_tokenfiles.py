@@ -1,6 +1,7 @@
 """Token files say what they are; one that is not what it says is refused in two lines."""
 
 import os
+import pickle
 import shutil
 
 import numpy as np
@@ -169,6 +170,12 @@ def test_spots_cover_small_files_whole():
     changed[57] += 1
     assert hash_spots(tokens) != hash_spots(changed)
     assert hash_spots(tokens) != hash_spots(tokens[:-1])
+
+
+def test_another_process_gets_the_path_not_the_tokens(packed):
+    text = pickle.dumps(TokenFile(packed))
+    assert len(text) < 1000
+    assert pickle.loads(text).fingerprint == TokenFile(packed).fingerprint
 
 
 def test_no_sidecar_is_none(tmp_path):
