@@ -7,9 +7,10 @@ never held by anybody.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from argosy.errors import ConfigError
 
 
-class Box(msgspec.Struct, frozen=True, array_like=True):
+class Box(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A rectangular part of a global tensor; a scalar's box has no dims and the volume one."""
 
     offsets: tuple[int, ...]
@@ -67,7 +68,7 @@ class Box(msgspec.Struct, frozen=True, array_like=True):
         return "[" + ", ".join(f"{begin}:{end}" for begin, end in pairs) + "]"
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A box in its owner's memory: element `start` of local tensor number `buffer`, with strides in elements."""
 
     box: Box
@@ -81,7 +82,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
         return self.start + sum(map(int.__mul__, steps, self.strides))
 
 
-class Owner(msgspec.Struct, frozen=True, array_like=True):
+class Owner(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A process that holds boxes of a tensor: its rank, its host, and where the boxes lie."""
 
     rank: int
@@ -127,20 +128,6 @@ def whole(shape: Sequence[int], strides: Sequence[int] | None = None) -> tuple[H
     return (Held(box, 0, row_major(shape) if strides is None else tuple(strides)),)
 
 
-def contiguous_runs(box: Box, held: Held) -> Iterator[tuple[int, int]]:
-    """(start, length) in elements of each contiguous run of a box in its owner's memory, in row-major order of the box.
-
-    `whole(shape)[0]` as the memory gives the runs in a row-major global array.
-    """
-    length, outer = 1, len(box.sizes)
-    while outer and (box.sizes[outer - 1] == 1 or held.strides[outer - 1] == length):
-        outer -= 1
-        length *= box.sizes[outer]
-    first = held.at(box.offsets)
-    for steps in product(*(range(size) for size in box.sizes[:outer])):
-        yield first + sum(map(int.__mul__, steps, held.strides)), length
-
-
 class Cut(msgspec.Struct, frozen=True, array_like=True):
     """How one mesh axis cuts a tensor: into chunks along `dim`; `dim` None leaves every process of the axis a replica.
 
@@ -164,13 +151,63 @@ def held_by(
     A dim's local extent is a list of global intervals, in local order: one for plain chunks, several when a strided cut
     interleaves. Each combination of intervals is a box. `strides` are the local tensor's; contiguous unless told.
     """
-    if len(cuts) != len(mesh_shape) or len(coordinate) != len(mesh_shape):
+    if len(coordinate) != len(mesh_shape):
         raise ConfigError(
-            f"{len(cuts)} placements and a coordinate of {len(coordinate)} axes do not fit a mesh of shape {tuple(mesh_shape)}",
+            f"a coordinate of {len(coordinate)} axes does not fit a mesh of shape {tuple(mesh_shape)}",
+            fix="give one index per mesh axis",
+        )
+    axes = _axes_by_dim(shape, mesh_shape, cuts)
+    extents = [
+        _extent(size, [(cuts[axis], mesh_shape[axis], coordinate[axis]) for axis in own])
+        for size, own in zip(shape, axes, strict=True)
+    ]
+    local = [_length(extent) for extent in extents]
+    return _boxes_of(extents, row_major(local) if strides is None else tuple(strides))
+
+
+def held_by_all(
+    shape: Sequence[int], mesh_shape: Sequence[int], cuts: Sequence[Cut]
+) -> list[tuple[Held, ...]]:
+    """`held_by` for every coordinate of a mesh in row-major order, contiguous; each dim is cut once, not once per process."""
+    axes = _axes_by_dim(shape, mesh_shape, cuts)
+    extents: list[dict[tuple[int, ...], list[tuple[int, int]]]] = []
+    for size, own in zip(shape, axes, strict=True):
+        by_index = {}
+        for index in product(*(range(mesh_shape[axis]) for axis in own)):
+            steps = zip(own, index, strict=True)
+            by_index[index] = _extent(size, [(cuts[a], mesh_shape[a], i) for a, i in steps])
+        extents.append(by_index)
+    # Axes that only replicate change nothing: their processes hold the same.
+    used = [axis for axis, cut in enumerate(cuts) if cut.dim is not None]
+    held: dict[tuple[int, ...], tuple[Held, ...]] = {}
+    strides: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for index in product(*(range(mesh_shape[axis]) for axis in used)):
+        at = dict(zip(used, index, strict=True))
+        chosen = [
+            by_index[tuple([at[axis] for axis in own])] if own else by_index[()]
+            for own, by_index in zip(axes, extents, strict=True)
+        ]
+        local = tuple([_length(extent) for extent in chosen])
+        if local not in strides:
+            strides[local] = row_major(local)
+        held[index] = _boxes_of(chosen, strides[local])
+    coordinates = product(*(range(count) for count in mesh_shape))
+    if len(used) == len(mesh_shape):
+        return [held[coordinate] for coordinate in coordinates]
+    return [held[tuple([coordinate[axis] for axis in used])] for coordinate in coordinates]
+
+
+def _axes_by_dim(
+    shape: Sequence[int], mesh_shape: Sequence[int], cuts: Sequence[Cut]
+) -> list[list[int]]:
+    """Mesh axes that cut each dim, in order."""
+    if len(cuts) != len(mesh_shape):
+        raise ConfigError(
+            f"{len(cuts)} placements do not fit a mesh of shape {tuple(mesh_shape)}",
             fix="give one placement per mesh axis",
         )
-    extents: list[list[tuple[int, int]]] = [[(0, size)] for size in shape]
-    for cut, chunks, index in zip(cuts, mesh_shape, coordinate, strict=True):
+    axes: list[list[int]] = [[] for _ in shape]
+    for axis, cut in enumerate(cuts):
         if cut.dim is None:
             continue
         if not 0 <= cut.dim < len(shape):
@@ -178,29 +215,54 @@ def held_by(
                 f"a placement cuts dim {cut.dim} of a tensor with shape {tuple(shape)}",
                 fix=f"use a dim between 0 and {len(shape) - 1}, or replicate",
             )
-        extent = extents[cut.dim]
-        pieces = (
-            [chunk_of(extent, cut.split_factor, part) for part in range(cut.split_factor)]
-            if cut.split_factor > 1
-            else [extent]
-        )
-        extents[cut.dim] = joined(
-            interval for piece in pieces for interval in chunk_of(piece, chunks, index)
-        )
-    local = [sum(end - begin for begin, end in extent) for extent in extents]
-    steps = row_major(local) if strides is None else tuple(strides)
-    placed = [_with_local_offsets(extent) for extent in extents]
+        axes[cut.dim].append(axis)
+    return axes
+
+
+def _extent(size: int, steps: Sequence[tuple[Cut, int, int]]) -> list[tuple[int, int]]:
+    """What is left of a dim after (cut, chunks, index) of each axis: global intervals in local order."""
+    extent = [(0, size)]
+    for cut, chunks, index in steps:
+        if cut.split_factor == 1:
+            extent = chunk_of(extent, chunks, index)
+        else:
+            pieces = [chunk_of(extent, cut.split_factor, part) for part in range(cut.split_factor)]
+            extent = joined(
+                interval for piece in pieces for interval in chunk_of(piece, chunks, index)
+            )
+    return extent
+
+
+def _boxes_of(
+    extents: Sequence[list[tuple[int, int]]], strides: tuple[int, ...]
+) -> tuple[Held, ...]:
+    """A box for each combination of intervals, in the memory of one local tensor with these strides."""
+    if max(map(len, extents), default=1) == 1 and [] not in extents:
+        offsets = tuple([extent[0][0] for extent in extents])
+        sizes = tuple([extent[0][1] - extent[0][0] for extent in extents])
+        return () if 0 in sizes else (Held(Box(offsets, sizes), 0, strides),)
     found = []
-    for choice in product(*placed):
+    for choice in product(*map(_with_local_offsets, extents)):
         box = Box(tuple(begin for begin, _, _ in choice), tuple(end - b for b, end, _ in choice))
-        start = sum(step * at for step, (_, _, at) in zip(steps, choice, strict=True))
+        start = sum(step * at for step, (_, _, at) in zip(strides, choice, strict=True))
         if box.volume:
-            found.append(Held(box, start, steps))
+            found.append(Held(box, start, strides))
     return tuple(found)
+
+
+def _length(extent: list[tuple[int, int]]) -> int:
+    if len(extent) == 1:
+        return extent[0][1] - extent[0][0]
+    return sum(end - begin for begin, end in extent)
 
 
 def chunk_of(extent: list[tuple[int, int]], chunks: int, index: int) -> list[tuple[int, int]]:
     """Chunk number `index` of an extent, in torch.chunk's sizes: equal ones, the last ones smaller or empty."""
+    if len(extent) == 1:
+        begin, end = extent[0]
+        width = -((begin - end) // chunks)
+        first, last = begin + width * index, min(end, begin + width * (index + 1))
+        return [(first, last)] if first < last else []
     size = sum(end - begin for begin, end in extent)
     width = -(-size // chunks)
     low, high = min(size, width * index), min(size, width * (index + 1))
@@ -253,8 +315,27 @@ def sharded(
             f"{name}: a mesh of shape {tuple(mesh)} has {count} processes, {len(members)} ranks were given",
             fix="give one rank per place of the mesh",
         )
-    owners = []
-    for rank, coordinate in zip(members, product(*(range(n) for n in mesh)), strict=True):
-        held = held_by(shape, mesh, cuts, coordinate)
-        owners.append(Owner(rank, hosts[rank] if hosts else "", held))
-    return TensorSpec(name=name, shape=tuple(shape), dtype=dtype, owners=tuple(owners))
+    places = [hosts[rank] for rank in members] if hosts else None
+    owners = _owners(
+        tuple(shape),
+        tuple(mesh),
+        tuple(cuts),
+        None if ranks is None else tuple(ranks),
+        None if places is None else tuple(places),
+    )
+    return TensorSpec(name=name, shape=tuple(shape), dtype=dtype, owners=owners)
+
+
+@functools.lru_cache(maxsize=64)
+def _owners(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    cuts: tuple[Cut, ...],
+    ranks: tuple[int, ...] | None,
+    places: tuple[str, ...] | None,
+) -> tuple[Owner, ...]:
+    """A model has many tensors of few shapes: those share one tuple."""
+    held = held_by_all(shape, mesh, cuts)
+    members = range(len(held)) if ranks is None else ranks
+    hosts = [""] * len(held) if places is None else places
+    return tuple(map(Owner, members, hosts, held))

@@ -7,7 +7,6 @@ of torch without a promise (a contract test looks after it). Reads metadata only
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from argosy.errors import ArgosyError, ConfigError, MismatchError, NoRoute
-from argosy.move.boxes import Box, Cut, Held, Owner, TensorSpec, held_by, whole
+from argosy.move.boxes import Box, Cut, Held, Owner, TensorSpec, held_by, sharded, whole
 from argosy.move.mapping import has_overlap
 
 PRIVATE_TORCH = ("torch.distributed.tensor.placement_types._StridedShard",)
@@ -133,14 +132,9 @@ def spec_of(name: str, tensor: torch.Tensor, hosts: Sequence[str] | None = None)
         owner = Owner(0, hosts[0] if hosts else "", whole(shape))
         return TensorSpec(name=name, shape=shape, dtype=dtype, owners=(owner,))
     mesh = tensor.device_mesh
-    cuts = _cuts(name, tensor)
     ranks = mesh.mesh.flatten().tolist()
-    coordinates = product(*(range(size) for size in mesh.shape))
-    owners = tuple(
-        Owner(rank, hosts[rank] if hosts else "", held_by(shape, mesh.shape, cuts, coordinate))
-        for rank, coordinate in zip(ranks, coordinates, strict=True)
-    )
-    return TensorSpec(name=name, shape=shape, dtype=dtype, owners=owners)
+    cuts = _cuts(name, tensor)
+    return sharded(name, shape, dtype, mesh=mesh.shape, ranks=ranks, cuts=cuts, hosts=hosts)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

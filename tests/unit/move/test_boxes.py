@@ -11,11 +11,10 @@ from argosy.move.boxes import (
     Box,
     Cut,
     Held,
-    contiguous_runs,
     held_by,
+    held_by_all,
     row_major,
     sharded,
-    whole,
 )
 
 extents = st.lists(st.integers(1, 6), min_size=0, max_size=3)
@@ -46,30 +45,6 @@ def test_intersection_and_difference_are_those_of_the_element_sets(data):
     assert total.tolist() == (a * (1 - b)).tolist()
 
 
-@given(st.data())
-def test_contiguous_runs_visit_every_element_of_the_box_in_order(data):
-    shape = tuple(data.draw(extents))
-    order = data.draw(st.permutations(range(len(shape))))
-    strides = [0] * len(shape)
-    step = 1
-    for dim in order:
-        strides[dim] = step
-        step *= shape[dim]
-    held = whole(shape, strides)[0]
-    box = data.draw(box_in(shape))
-    visited = [
-        n for start, length in contiguous_runs(box, held) for n in range(start, start + length)
-    ]
-    indices = itertools.product(*(range(b, e) for b, e in zip(box.offsets, box.stops, strict=True)))
-    assert visited == [sum(i * s for i, s in zip(index, strides, strict=True)) for index in indices]
-
-
-def test_runs_of_a_row_slice_are_one_and_of_a_column_slice_one_per_row():
-    array = whole((4, 6))[0]
-    assert list(contiguous_runs(Box((1, 0), (2, 6)), array)) == [(6, 12)]
-    assert list(contiguous_runs(Box((0, 2), (4, 2)), array)) == [(2, 2), (8, 2), (14, 2), (20, 2)]
-
-
 def test_a_strided_cut_gives_one_box_per_interval():
     held = held_by((8, 3), (2, 2), (Cut(0, 2), Cut(0)), (0, 1))
     assert held == (Held(Box((4, 0), (2, 3)), 0, (3, 1)),)
@@ -92,7 +67,9 @@ def test_every_element_lies_where_cutting_an_array_would_put_it(data):
         for _ in mesh
     ]
     array = numpy.arange(math.prod(shape)).reshape(shape)
-    for coordinate in itertools.product(*(range(n) for n in mesh)):
+    everybody = held_by_all(shape, mesh, cuts)
+    for place, coordinate in enumerate(itertools.product(*(range(n) for n in mesh))):
+        assert held_by(shape, mesh, cuts, coordinate) == everybody[place]
         local = array
         for cut, chunks, index in zip(cuts, mesh, coordinate, strict=True):
             if cut.dim is not None:
@@ -101,9 +78,9 @@ def test_every_element_lies_where_cutting_an_array_would_put_it(data):
         seen = 0
         for held in held_by(shape, mesh, cuts, coordinate):
             assert held.strides == row_major(local.shape)
-            for start, length in contiguous_runs(held.box, held):
-                seen += length
-                assert start + length <= memory.size
+            seen += held.box.volume
+            last = held.at([stop - 1 for stop in held.box.stops])
+            assert held.start <= last < memory.size
             view = numpy.lib.stride_tricks.as_strided(
                 memory[held.start :], held.box.sizes, [8 * s for s in held.strides]
             )
