@@ -17,17 +17,3 @@ def format_ranks(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank, rank])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def parse_ranks(text: str) -> list[int]:
-    """`0-2,5` as `[0, 1, 2, 5]`; ValueError when it is no rank set."""
-    ranks: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part!r} is not a rank or a range of ranks")
-        start, end = int(first), int(last) if dash else int(first)
-        if end < start:
-            raise ValueError(f"{part!r} runs backwards")
-        ranks.update(range(start, end + 1))
-    return sorted(ranks)

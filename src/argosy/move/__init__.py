@@ -26,6 +26,7 @@ _PUBLIC = {
     "plan": "plans",
     "prepare": "reshard",
     "prove": "locality",
+    "spec_of": "placements",
 }
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "plan",
     "prepare",
     "prove",
+    "spec_of",
 ]
 
 

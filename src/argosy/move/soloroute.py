@@ -1,4 +1,8 @@
-"""Collectives of a group of one rank: nobody to wait for, inputs become outputs."""
+"""Collectives of a group of one rank, or inside a host that has only one rank of a group.
+
+hosts.py takes this route where there is nobody to share memory with; hostroute.py uses it like any other for its part inside a host.
+Inputs become outputs; nothing is held, nobody is waited for.
+"""
 
 from __future__ import annotations
 

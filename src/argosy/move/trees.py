@@ -29,14 +29,6 @@ class Node(NamedTuple):
         return self.first + self.size
 
 
-class Addition(NamedTuple):
-    """One turn of the binary counter: compute `block`, then add the `left` siblings to it, nearest first."""
-
-    block: Node
-    left: tuple[Node, ...]
-    result: Node
-
-
 def halves(node: Node) -> tuple[Node, Node]:
     """The two children of a node of at least two lanes."""
     if node.size < 2:
@@ -45,27 +37,15 @@ def halves(node: Node) -> tuple[Node, Node]:
     return Node(node.first, left), Node(node.first + left, node.size - left)
 
 
-def is_node(node: Node, num_lanes: int) -> bool:
-    """Whether the tree over `num_lanes` lanes has this node."""
-    return _parent_of(node, num_lanes) is not None
-
-
 def parent_of(node: Node, num_lanes: int) -> Node:
     """The node whose child this one is; the root is its own parent."""
-    parent = _parent_of(node, num_lanes)
-    if parent is None:
-        raise ConfigError(
-            f"lanes {node.first} to {node.stop - 1} are no node of the tree over {num_lanes} lanes",
-            fix="take ranges from nodes_of()",
-        )
-    return parent
-
-
-def _parent_of(node: Node, num_lanes: int) -> Node | None:
     parent = current = Node(0, num_lanes)
     while current != node:
         if current.size < 2 or not (current.first <= node.first and node.stop <= current.stop):
-            return None
+            raise ConfigError(
+                f"lanes {node.first} to {node.stop - 1} are no node of the tree over {num_lanes} lanes",
+                fix="take ranges from nodes_of()",
+            )
         parent = current
         left, right = halves(current)
         current = left if node.first < right.first else right
@@ -104,23 +84,6 @@ def blocks_of(first: int, count: int, num_lanes: int) -> list[Node]:
             left, right = halves(node)
             waiting += [right, left]
     return found
-
-
-def additions_of(first: int, count: int, num_lanes: int) -> list[Addition]:
-    """The blocks of a rank with the additions of a binary counter: never more than about log2(count) results are kept."""
-    kept: list[Node] = []
-    turns: list[Addition] = []
-    for block in blocks_of(first, count, num_lanes):
-        result, left = block, []
-        while kept:
-            parent = parent_of(result, num_lanes)
-            if parent == result or halves(parent) != (kept[-1], result):
-                break
-            left.append(kept.pop())
-            result = parent
-        kept.append(result)
-        turns.append(Addition(block, tuple(left), result))
-    return turns
 
 
 def cover(blocks: Iterable[Node], num_lanes: int) -> list[Node]:

@@ -53,14 +53,14 @@ def test_any_partition_gives_the_bits_of_the_whole_tree(num_lanes, cuts, seed, f
     values = random_values(seed, num_lanes)
     sums = {}
     for first, count in split_lanes(num_lanes, cuts):
-        for turn in trees.additions_of(first, count, num_lanes):
-            total = whole_tree(values, *turn.block)
-            if folded:
-                for left in turn.left:
-                    total = add32(sums.pop(left), total)
-                sums[turn.result] = total
-            else:
-                sums[turn.block] = total
+        for node in trees.blocks_of(first, count, num_lanes):
+            sums[node] = whole_tree(values, *node)
+            while folded and (parent := trees.parent_of(node, num_lanes)) != node:
+                left, right = trees.halves(parent)
+                if left not in sums or right not in sums:
+                    break
+                sums[parent] = add32(sums.pop(left), sums.pop(right))
+                node = parent
     blocks = trees.cover(sums, num_lanes)
     program = trees.program(blocks, num_lanes)
     result = trees.evaluate(program, [sums[node] for node in blocks], add32)
@@ -95,7 +95,6 @@ def test_nodes_of_are_nodes_few_and_cover_exactly(num_lanes, data):
     nodes = trees.nodes_of(first, count, num_lanes)
     lanes = [lane for node in nodes for lane in range(node.first, node.stop)]
     assert lanes == list(range(first, first + count))
-    assert all(trees.is_node(node, num_lanes) for node in nodes)
     assert all(
         trees.parent_of(node, num_lanes) == node or not inside(node, first, count, num_lanes)
         for node in nodes
@@ -119,16 +118,6 @@ def test_a_cover_is_disjoint_and_loses_no_lane(num_lanes, ranges):
     lanes = [lane for node in chosen for lane in range(node.first, node.stop)]
     assert len(lanes) == len(set(lanes))
     assert trees.missing(chosen, num_lanes) == trees.missing(blocks, num_lanes)
-
-
-def test_the_binary_counter_keeps_few_results():
-    for num_lanes in (8, 37, 64):
-        kept, most = 0, 0
-        for turn in trees.additions_of(0, num_lanes, num_lanes):
-            most = max(most, kept + 1)
-            kept += 1 - len(turn.left)
-        assert most <= num_lanes.bit_length()
-        assert kept == 1
 
 
 def test_pairs_of_siblings_share_a_block():
