@@ -6,10 +6,11 @@ the tokens last. Hashes are computed on the way, so nothing is read twice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ class TokenWriter:
 
     def __exit__(self, *_: object) -> None:
         for file in (self._tokens_file, self._ends_file):
-            file.close()
+            with contextlib.suppress(OSError):  # a full disk refuses the last buffer again
+                file.close()
             Path(file.name).unlink(missing_ok=True)
 
     def append(self, tokens: npt.NDArray[Any], ends: npt.ArrayLike) -> None:
@@ -52,8 +54,9 @@ class TokenWriter:
         absolute = np.asarray(ends, np.int64).astype("<u8") + np.uint64(self._count)
         self._digest.update(data.view(np.uint8).data)
         self._ends_digest.update(absolute.tobytes())
-        self._tokens_file.write(data.data)
-        self._ends_file.write(absolute.tobytes())
+        with _explained(self.path):
+            self._tokens_file.write(data.data)
+            self._ends_file.write(absolute.tobytes())
         self._count += len(data)
         self._num_documents += len(absolute)
         if len(absolute):
@@ -71,6 +74,10 @@ class TokenWriter:
             )
         if self._last_end != self._count:
             self.append(np.empty(0, self._dtype), [0])
+        with _explained(self.path):
+            return self._publish()
+
+    def _publish(self) -> Sidecar:
         for file in (self._tokens_file, self._ends_file):
             file.flush()
             os.fsync(file.fileno())
@@ -102,15 +109,21 @@ class TokenWriter:
         )
 
 
-def _temporary(directory: Path, path: Path) -> Any:
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - the writer closes it
-            dir=directory, prefix=f".{path.name}.", suffix=".tmp", delete=False
-        )
+        yield
     except OSError as error:
         raise DataError(
-            f"cannot write into {directory}: {error.strerror}",
-            fix="name a directory that exists and is writable",
+            f"cannot write {path}: {error.strerror}",
+            fix="name a directory that exists, is writable and has room",
+        )
+
+
+def _temporary(directory: Path, path: Path) -> Any:
+    with _explained(path):
+        file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - the writer closes it
+            dir=directory, prefix=f".{path.name}.", suffix=".tmp", delete=False
         )
     os.fchmod(file.fileno(), 0o666 & ~_umask())
     return file

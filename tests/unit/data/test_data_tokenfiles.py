@@ -2,7 +2,9 @@
 
 import os
 import pickle
+import resource
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -43,6 +45,22 @@ def test_a_written_file_opens_and_verifies(packed):
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
     with TokenWriter(tmp_path / "x.bin", ByteTokenizer()) as writer:
         writer.append_documents([b"text"])
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_is_named(tmp_path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))
+    try:
+        with (
+            TokenWriter(tmp_path / "x.bin", ByteTokenizer()) as writer,
+            pytest.raises(DataError, match=r"cannot write .*x\.bin"),
+        ):
+            writer.append_documents([b"x" * (1 << 20)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
     assert os.listdir(tmp_path) == []
 
 
