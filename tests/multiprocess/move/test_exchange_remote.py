@@ -1,13 +1,8 @@
 """The exchange over torch.distributed: the bits of the local one, and typed errors when ranks differ or are lost."""
 
-import json
 import os
-import signal
-import tempfile
 import time
-import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +11,7 @@ import torch.distributed as dist
 from benchmarks import exchangeranks
 from benchmarks.exchangeranks import Job, Record, train
 
-from argosy.errors import MismatchError, PeerLost, TimedOut
+from argosy.errors import ConfigError, MismatchError, PeerLost, TimedOut
 from argosy.move import remote
 from argosy.move.rounds import Round
 
@@ -25,36 +20,27 @@ pytestmark = pytest.mark.multiprocess
 LANES, STEPS = 5, 6
 
 
-def on_ranks(size, work):
-    """Run work(rank) in `size` forks over Gloo; what each returned."""
-    with tempfile.TemporaryDirectory() as scratch:
-        pids = []
-        for rank in range(size):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    signal.alarm(90)
-                    torch.set_num_threads(1)
-                    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-                    store = dist.FileStore(f"{scratch}/store", size)
-                    dist.init_process_group(
-                        "gloo",
-                        store=store,
-                        rank=rank,
-                        world_size=size,
-                        timeout=timedelta(seconds=30),
-                    )
-                    Path(scratch, f"{rank}.json").write_text(json.dumps(work(rank, size)))
-                    code = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(code)
-            pids.append(pid)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        assert codes == [0] * size
-        return [json.loads(Path(scratch, f"{rank}.json").read_text()) for rank in range(size)]
+@pytest.fixture
+def on_ranks(forked):
+    """Run work(rank, size) in `size` forks over Gloo; what each returned."""
+
+    def run(size, work, name="job"):
+        def join(rank, directory):
+            torch.set_num_threads(1)
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(str(directory / "store"), size),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=30),
+            )
+
+        said = forked(size, lambda rank, _: work(rank, size), join, name)
+        assert all("result" in one for one in said), said
+        return [one["result"] for one in said]
+
+    return run
 
 
 def weights_of(job, rank, members):
@@ -62,10 +48,11 @@ def weights_of(job, rank, members):
     record.target = STEPS
     train(job, record, rank, members)
     record.close()
-    return (
-        job.weights.numpy().tobytes().hex()[:4096]
-        + exchangeranks.hashlib.sha256(job.weights.numpy().tobytes()).hexdigest()
-    )
+    return bits_of(job)
+
+
+def bits_of(job):
+    return exchangeranks.hashlib.sha256(job.weights.numpy().tobytes()).hexdigest()
 
 
 def remote_weights(rank, size):
@@ -75,18 +62,23 @@ def remote_weights(rank, size):
     return weights_of(job, rank, list(members))
 
 
-def test_weights_are_those_of_the_local_exchange_for_any_number_of_ranks():
+@pytest.fixture
+def expected():
+    """The weights of a run of one rank on the local exchange."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     job = Job("remote-reference", lanes=LANES, ranks=1)
     try:
         job.exchange.enter(1, 0, {0: -1}, deadline=time.monotonic() + 5)
-        expected = weights_of(job, 0, [0])
+        return weights_of(job, 0, [0])
     finally:
         job.close()
         torch.set_num_threads(before)
+
+
+def test_weights_are_those_of_the_local_exchange_for_any_number_of_ranks(on_ranks, expected):
     for size in (2, 3):
-        assert on_ranks(size, remote_weights) == [expected] * size
+        assert on_ranks(size, remote_weights, f"{size} ranks") == [expected] * size
 
 
 def lose_a_rank(rank, size):
@@ -111,8 +103,47 @@ def lose_a_rank(rank, size):
     return said
 
 
-def test_a_lost_rank_ends_waits_with_a_typed_error():
+def test_a_lost_rank_ends_waits_with_a_typed_error(on_ranks):
     first, second, lost = on_ranks(3, lose_a_rank)
     assert lost == []
     assert set(first + second) <= {"PeerLost", "TimedOut"}
     assert len(first) == len(second) == 1
+
+
+def go_on_without_the_last(rank, size):
+    """Three ranks train, keep each other's state, begin a step; then two go on in a group of their own."""
+    job = Job("remote-regrouped", lanes=LANES, ranks=size, make=remote.open)
+    pair = dist.new_group(list(range(size - 1)))
+    exchange, layout = job.exchange, job.layout
+    exchange.enter(1, rank, dict.fromkeys(range(size), -1), deadline=time.monotonic() + 30)
+    record = Record()
+    record.target = STEPS // 2
+    train(job, record, rank, list(range(size)))
+    version, slot = exchange.state.current()
+    for owner in range(size):
+        for name in layout.share(owner, size):
+            for start, stop in map(layout.bounds, layout.pages_of(name)):
+                kept = job.states[slot, :, start:stop].contiguous()
+                dist.broadcast(kept, owner)
+                job.states[slot, :, start:stop].copy_(kept)
+    first, stop = (LANES * (rank + i) // size for i in (0, 1))
+    for block in layout.blocks(first, stop - first):
+        claim = exchange.claim(Round(version, step=version), block)
+        claim.zero()
+        for lane in range(block.first, block.stop):
+            claim.flat.add_(job.gradient(version, lane))
+        exchange.publish(claim, terms={"loss": (float(block.first), float(block.size))})
+    record.target = STEPS
+    if rank == size - 1:
+        return None
+    exchange.regroup(pair)
+    with pytest.raises(ConfigError, match="in a group of 2"):
+        exchange.enter(2, rank, dict.fromkeys(range(size), -1), deadline=time.monotonic() + 30)
+    members = dict.fromkeys(range(size - 1), -1)
+    exchange.enter(2, rank, members, deadline=time.monotonic() + 30)
+    train(job, record, rank, list(members))
+    return bits_of(job)
+
+
+def test_survivors_regroup_and_go_on_with_the_bits_of_an_undisturbed_run(on_ranks, expected):
+    assert on_ranks(3, go_on_without_the_last) == [expected, expected, None]

@@ -1,53 +1,29 @@
 """Proof of locality between real processes: groups, subgroups, peers that die, lie, differ or live elsewhere."""
 
 import ctypes
-import json
 import os
 import signal
-import threading
-import traceback
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch.distributed import FileStore, PrefixStore  # noqa: E402
 
-from argosy.errors import ArgosyError, PeerLost, ProtocolError, TimedOut  # noqa: E402
+from argosy.errors import PeerLost, ProtocolError, TimedOut  # noqa: E402
 from argosy.move import arenas, cards, handover, locality  # noqa: E402
 
 pytestmark = pytest.mark.multiprocess
 SECONDS = 30.0
 
 
-def fork_ranks(size, body, tmp_path):
+@pytest.fixture
+def fork_ranks(forked):
     """Run `body(rank, store)` in forks; what each returned or raised, or how it ended."""
-    pids = []
-    for rank in range(size):
-        pid = os.fork()
-        if pid == 0:
-            code = 70
-            try:
-                store = FileStore(str(tmp_path / "store"), -1)
-                before = set(os.listdir("/proc/self/fd"))
-                try:
-                    result = {"result": body(rank, store)}
-                except ArgosyError as error:
-                    result = {"error": type(error).__name__, "text": str(error)}
-                result["threads"] = threading.active_count()
-                result["leaked"] = len(set(os.listdir("/proc/self/fd")) - before)
-                (tmp_path / f"{rank}.json").write_text(json.dumps(result))
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    statuses = [os.waitpid(pid, 0)[1] for pid in pids]
-    results = []
-    for rank, status in enumerate(statuses):
-        path = tmp_path / f"{rank}.json"
-        results.append(json.loads(path.read_text()) if path.exists() else {"status": status})
-    return results
+
+    def run(size, body):
+        return forked(size, body, lambda _, directory: FileStore(str(directory / "store"), -1))
+
+    return run
 
 
 def die():
@@ -60,16 +36,16 @@ def leave_network():
         pytest.skip("network namespaces need privileges")
 
 
-def test_one_that_nobody_closes_gives_its_descriptors_back(tmp_path):
+def test_one_that_nobody_closes_gives_its_descriptors_back(fork_ranks):
     def body(rank, store):
         found = locality.prove(store, rank, 2, timeout=SECONDS)
         assert found.watched()[1 - rank] >= 0
         del found
 
-    assert [said.get("leaked") for said in fork_ranks(2, body, tmp_path)] == [0, 0]
+    assert [said.get("leaked") for said in fork_ranks(2, body)] == [0, 0]
 
 
-def test_eight_ranks_prove_themselves_and_share_one_segment(tmp_path):
+def test_eight_ranks_prove_themselves_and_share_one_segment(fork_ranks):
     def body(rank, store):
         with locality.prove(store, rank, 8, timeout=SECONDS) as found:
             watched = found.watched()
@@ -99,7 +75,7 @@ def test_eight_ranks_prove_themselves_and_share_one_segment(tmp_path):
                 segment.close()
             return [found.groups, total, content]
 
-    for result in fork_ranks(8, body, tmp_path):
+    for result in fork_ranks(8, body):
         assert result == {
             "result": [[list(range(8))], list(range(1, 9)), list(range(8))],
             "threads": 1,
@@ -107,7 +83,7 @@ def test_eight_ranks_prove_themselves_and_share_one_segment(tmp_path):
         }
 
 
-def test_subgroups_prove_themselves_side_by_side(tmp_path):
+def test_subgroups_prove_themselves_side_by_side(fork_ranks):
     def body(rank, store):
         half, inside = rank % 2, rank // 2
         own = locality.prove(PrefixStore(f"half{half}", store), inside, 2, timeout=SECONDS)
@@ -118,7 +94,7 @@ def test_subgroups_prove_themselves_side_by_side(tmp_path):
         whole.close()
         return groups
 
-    results = fork_ranks(4, body, tmp_path)
+    results = fork_ranks(4, body)
     assert [result["result"] for result in results] == [
         [[[0, 1]], [[0, 1, 2, 3]], rank // 2, 0] for rank in range(4)
     ]
@@ -126,7 +102,7 @@ def test_subgroups_prove_themselves_side_by_side(tmp_path):
 
 
 @pytest.mark.parametrize("has_hints", [True, False])
-def test_ranks_of_another_network_namespace_are_not_local(tmp_path, has_hints, monkeypatch):
+def test_ranks_of_another_network_namespace_are_not_local(fork_ranks, has_hints, monkeypatch):
     if os.geteuid() != 0:
         pytest.skip("network namespaces need privileges")
     if not has_hints:
@@ -138,7 +114,7 @@ def test_ranks_of_another_network_namespace_are_not_local(tmp_path, has_hints, m
         with locality.prove(store, rank, 3, timeout=SECONDS) as found:
             return [found.groups, sorted(found.reasons), found.reasons.get(2, "")]
 
-    results = fork_ranks(3, body, tmp_path)
+    results = fork_ranks(3, body)
     assert [result["result"][0] for result in results] == [[[0, 1], [2]]] * 3
     assert results[0]["result"][1] == [2]
     assert results[2]["result"][1] == [0, 1]
@@ -147,7 +123,7 @@ def test_ranks_of_another_network_namespace_are_not_local(tmp_path, has_hints, m
 
 
 @pytest.mark.parametrize("moment", ["before", "published", "connected"])
-def test_a_rank_that_dies_during_the_proof_is_named(tmp_path, moment):
+def test_a_rank_that_dies_during_the_proof_is_named(fork_ranks, moment):
     def body(rank, store):
         if rank == 2:
             if moment == "before":
@@ -156,7 +132,7 @@ def test_a_rank_that_dies_during_the_proof_is_named(tmp_path, moment):
             setattr(handover, target, lambda *arguments: die())
         locality.prove(store, rank, 3, timeout=1.0 if moment == "before" else SECONDS)
 
-    results = fork_ranks(3, body, tmp_path)
+    results = fork_ranks(3, body)
     assert results[2] == {"status": signal.SIGKILL}
     for result in results[:2]:
         assert result["leaked"] == 0
@@ -168,13 +144,13 @@ def test_a_rank_that_dies_during_the_proof_is_named(tmp_path, moment):
             assert "rank 2" in result["text"]
 
 
-def test_a_rank_of_another_version_is_refused_by_all(tmp_path):
+def test_a_rank_of_another_version_is_refused_by_all(fork_ranks):
     def body(rank, store):
         if rank == 1:
             cards.VERSIONS = {**cards.VERSIONS, "kernels": 99}
         locality.prove(store, rank, 3, timeout=SECONDS)
 
-    for rank, result in enumerate(fork_ranks(3, body, tmp_path)):
+    for rank, result in enumerate(fork_ranks(3, body)):
         assert result["error"] == ProtocolError.__name__
         assert "kernels 99" in result["text"]
         assert f"kernels {cards.VERSIONS['kernels']}" in result["text"]
@@ -182,7 +158,7 @@ def test_a_rank_of_another_version_is_refused_by_all(tmp_path):
         assert result["leaked"] == 0
 
 
-def test_memory_with_another_nonce_proves_nothing(tmp_path):
+def test_memory_with_another_nonce_proves_nothing(fork_ranks):
     def body(rank, store):
         if rank == 1:
             honest = handover.nonce_memfd
@@ -190,13 +166,13 @@ def test_memory_with_another_nonce_proves_nothing(tmp_path):
         with locality.prove(store, rank, 3, timeout=SECONDS) as found:
             return [found.groups, found.reasons.get(1, "")]
 
-    results = fork_ranks(3, body, tmp_path)
+    results = fork_ranks(3, body)
     assert [result["result"][0] for result in results] == [[[0, 2], [1]]] * 3
     assert "another nonce" in results[0]["result"][1]
     assert all(result["leaked"] == 0 for result in results)
 
 
-def test_a_member_that_dies_before_the_sharing_is_a_lost_peer(tmp_path):
+def test_a_member_that_dies_before_the_sharing_is_a_lost_peer(fork_ranks):
     def body(rank, store):
         found = locality.prove(store, rank, 2, timeout=SECONDS)
         if rank == 0:
@@ -206,7 +182,7 @@ def test_a_member_that_dies_before_the_sharing_is_a_lost_peer(tmp_path):
         finally:
             found.close()
 
-    results = fork_ranks(2, body, tmp_path)
+    results = fork_ranks(2, body)
     assert results[1]["error"] == PeerLost.__name__
     assert results[1]["leaked"] == 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import mmap
 import os
 import signal
 import subprocess
@@ -16,9 +15,8 @@ import pytest
 
 from argosy.errors import PeerLost, TimedOut
 from argosy.move import waits
-from argosy.native import loader
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("path")]
 
 PRELUDE = """
 import ctypes, mmap, os, sys, time
@@ -33,30 +31,6 @@ def wait(word, value):
 """
 
 READY, PING, PONG, DATA = 0, 64, 128, 192
-
-
-@pytest.fixture(params=["native", loader.WITHOUT], autouse=True)
-def path(request, monkeypatch):
-    if request.param == loader.WITHOUT:
-        monkeypatch.setenv(loader.SWITCH, "0")
-    loader.forget()
-    assert (loader.library() is None) == (request.param == loader.WITHOUT)
-    yield request.param
-    monkeypatch.delenv(loader.SWITCH, raising=False)
-    loader.forget()
-
-
-@pytest.fixture
-def memory():
-    """A shared page: (address, descriptor)."""
-    descriptor = os.memfd_create("words", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, 4096)
-    page = mmap.mmap(descriptor, 4096)
-    held = ctypes.c_char.from_buffer(page)
-    yield ctypes.addressof(held), descriptor
-    del held
-    page.close()
-    os.close(descriptor)
 
 
 @contextmanager

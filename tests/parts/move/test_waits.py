@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import signal
 import threading
@@ -13,29 +11,7 @@ from argosy.errors import ConfigError, MismatchError, PeerLost, TimedOut
 from argosy.move import waits
 from argosy.native import loader
 
-
-@pytest.fixture(params=["native", loader.WITHOUT], autouse=True)
-def path(request, monkeypatch):
-    if request.param == loader.WITHOUT:
-        monkeypatch.setenv(loader.SWITCH, "0")
-    loader.forget()
-    assert (loader.library() is None) == (request.param == loader.WITHOUT)
-    yield request.param
-    monkeypatch.delenv(loader.SWITCH, raising=False)
-    loader.forget()
-
-
-@pytest.fixture
-def memory():
-    """A shared page: (address, descriptor)."""
-    descriptor = os.memfd_create("words", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, 4096)
-    page = mmap.mmap(descriptor, 4096)
-    held = ctypes.c_char.from_buffer(page)
-    yield ctypes.addressof(held), descriptor
-    del held
-    page.close()
-    os.close(descriptor)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 @pytest.fixture
