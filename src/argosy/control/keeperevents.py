@@ -71,6 +71,8 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
             "generation": generation,
             "reason": _text(message.get("reason") or "")[:MOST_REASON],
         }
+        if _is_number(message.get("pid")):
+            data["pid"] = message["pid"]
         return Observed(number=number, kind="suspected", attempt=attempt, run=run, data=data)
     if says == "fail":
         reason = {"reason": _text(message.get("reason") or "")[:MOST_REASON]}

@@ -83,13 +83,23 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
 
 
 def _suspected(supervisor: Supervisor, by: Attempt, data: dict[str, Any]) -> list[Fact]:
-    """A member accuses another one; only of the present generation, and each is suspected once."""
+    """A member accuses another one, and each is suspected once.
+
+    By its process id when that is told: members may still work in a generation that is past here. Else by a rank of the present generation.
+    """
     role = supervisor.roles[by.role]
     rank, generation = int(data["rank"]), int(data["generation"])
-    if supervisor.stop is not None or generation != role.generation or rank >= len(role.members):
+    if supervisor.stop is not None:
         return []
-    suspect = role.processes[role.members[rank]].alive
-    if suspect is None or suspect is by or suspect.generation != generation:
+    if "pid" in data:
+        suspect = next((a for a in role.alive() if a.pid == data["pid"]), None)
+    elif generation == role.generation and rank < len(role.members):
+        suspect = role.processes[role.members[rank]].alive
+        if suspect is not None and suspect.generation != generation:
+            return []
+    else:
+        return []
+    if suspect is None or suspect is by:
         return []
     if suspect.stopping or suspect.suspected_at is not None or suspect.started_at is None:
         return []

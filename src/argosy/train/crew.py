@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable
 from typing import Protocol
 
-from argosy.errors import GenerationChanged, PeerLost, TimedOut
+from argosy.errors import GenerationChanged, PeerLost
 from argosy.move.exchange import Exchange
 from argosy.train.roster import Roster, start_time
 
 _INTERIMS = 4096
 """Interims a generation may have: one for each member that can end."""
 _LOOK_SECONDS = 0.02
-_ENTER_SECONDS = 2.0
 
 
 class Place(Protocol):
@@ -43,7 +43,7 @@ class Gang(Protocol):
     def take(self) -> None:
         """Take the place in it."""
 
-    def suspect(self, rank: int, reason: str) -> None:
+    def suspect(self, rank: int, reason: str, *, pid: int = 0) -> None:
         """Ask for a rank to be killed and reaped."""
 
     def fail(self, reason: str) -> None:
@@ -52,6 +52,10 @@ class Gang(Protocol):
     @property
     def stopping(self) -> bool:
         """Whether this process was asked to stop."""
+
+
+Waits = Callable[[Callable[[float], None], Callable[[], list[int]]], None]
+"""`patience.wait`: calls the first with deadlines until it returns, and looks at the ranks that the second names."""
 
 
 class Moved(Exception):
@@ -105,8 +109,8 @@ class Crew:
         if self._is_next_ready():
             raise Moved
 
-    def settle(self) -> None:
-        """Enter the newest membership that is there, and return when all its members have."""
+    def settle(self, wait: Waits) -> None:
+        """Enter the newest membership that is there, and return when all its members have; `wait` bounds it."""
         self.num_moves += 1
         while True:
             self.look_for_next()
@@ -119,11 +123,16 @@ class Crew:
             living = {rank: self._descriptors[rank] for rank in self.members}
             number = self.gang.generation * _INTERIMS + len(ended)
             try:
-                deadline = time.monotonic() + _ENTER_SECONDS
-                self._exchange.enter(number, self.gang.rank, living, deadline=deadline)
+                self._enter(wait, number, living)
                 return
-            except (PeerLost, Moved, TimedOut, GenerationChanged):
+            except (PeerLost, Moved, GenerationChanged):
                 continue  # look again: somebody ended, or a newer generation is complete
+
+    def _enter(self, wait: Waits, number: int, living: dict[int, int]) -> None:
+        def enter(deadline: float) -> None:
+            self._exchange.enter(number, self.gang.rank, living, deadline=deadline)
+
+        wait(enter, lambda: self._exchange.late(number, living))
 
     def look_for_next(self) -> None:
         """Take the place in a newer generation when all of it have enlisted."""

@@ -30,7 +30,8 @@ class Patience:
         self._first_seconds = first_seconds
         self._more_seconds = more_seconds
         self._durations: deque[float] = deque(maxlen=_STEPS)
-        self._accused: set[tuple[int, int]] = set()
+        self._accused: set[int] = set()
+        """Process ids."""
         self._seen: dict[int, recovery.Sighting] = {}
 
     def learn(self, seconds: float) -> None:
@@ -57,14 +58,15 @@ class Patience:
             median=self.median_seconds, more=self._more_seconds, first=self._first_seconds
         )
         for rank in ranks:
-            if rank == self._crew.rank or (self._crew.gang.generation, rank) in self._accused:
+            pid = self._crew.pid_of(rank)
+            if rank == self._crew.rank or pid in self._accused:
                 continue
-            state, ticks = activity(self._crew.pid_of(rank))
+            state, ticks = activity(pid)
             now = recovery.Sighting(at=waited, ticks=ticks, state=state)
             before = self._seen.get(rank)
             if before is None or before.ticks != ticks:
                 self._seen[rank] = before = now
             reason = recovery.accuse(waited, before, now, limits)
             if reason:
-                self._accused.add((self._crew.gang.generation, rank))
-                self._crew.gang.suspect(rank, f"{reason}; {what}")
+                self._accused.add(pid)
+                self._crew.gang.suspect(rank, f"{reason}; {what}", pid=pid)

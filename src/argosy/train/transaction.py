@@ -137,7 +137,7 @@ class Transaction:
 
     def settle(self) -> None:
         """Enter the membership that is there, and complete what a dead member left of the weights."""
-        self.crew.settle()
+        self.crew.settle(self.patience.wait)
         self.__dict__.pop("_mine", None)
         version, slot = self._state.current()
         self._refresh(version, slot)
