@@ -10,10 +10,10 @@ import socket
 import subprocess
 from typing import Any
 
+from benchmarks import kills
 from benchmarks.measure import PROGRAMS, PYTHON, SideFailed, fair_environment, rounded, say, settle
 
 RANKS_SECONDS = 600.0
-SEED = 7300
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def run(*, quick: bool) -> dict[str, Any]:
         ("fallback", lambda: fallback(quick)),
         ("ddp", lambda: ddp(quick)),
         ("fsdp", lambda: fsdp(quick)),
-        ("kills", lambda: kills(20 if quick else 100)),
+        ("kills", lambda: kills.measure(quick=quick)),
     )
     for name, section in sections:
         settle()
@@ -93,32 +93,6 @@ def fsdp(quick: bool) -> dict[str, Any]:
         metrics[f"fsdp2_bits_equal{suffix}"] = found["equal"]
         metrics[f"fsdp2_fast_path_bits_equal{suffix}"] = found["fast_equal"]
     return metrics
-
-
-def kills(num_trials: int) -> dict[str, Any]:
-    """SIGKILL at random moments of random collectives, with 3 ranks."""
-    seeds = "\n".join(str(SEED + index) for index in range(num_trials))
-    done = subprocess.run(
-        [str(PYTHON), str(PROGRAMS / "doomed_collectives.py"), "3"],
-        input=seeds,
-        env=fair_environment(),
-        capture_output=True,
-        text=True,
-        timeout=RANKS_SECONDS,
-        check=False,
-    )
-    trials = [json.loads(line) for line in done.stdout.splitlines()]
-    if len(trials) != num_trials:
-        raise SideFailed(f"{len(trials)} of {num_trials} trials ended: {done.stderr[-500:]}")
-    for bad in (entry for entry in trials if not entry["is_typed"]):
-        say(f"a kill without a typed error: {bad['why']}")
-    times = [entry["seconds"] for entry in trials if entry["is_typed"]]
-    return {
-        "collectives_peer_kill_trials": num_trials,
-        "collectives_typed_errors_within_1s": sum(seconds <= 1.0 for seconds in times),
-        "collectives_slowest_error_seconds": rounded(max(times, default=None), 3),
-        "collectives_leaks": sum(entry.get("leaks", 0) for entry in trials),
-    }
 
 
 def ranks(task: str, num_ranks: int, quick: bool, **more: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ LANES = 8
 
 
 def measure(trials: int, *, seed: int) -> dict[str, Any]:
-    """The metrics `exchange_kill_trials`, `exchange_typed_errors_within_1s`, `exchange_torn_versions_seen`, `exchange_leaks`."""
+    """The metrics `exchange_peer_kill_trials`, `exchange_typed_errors_within_1s`, `exchange_torn_versions_seen`, `exchange_leaks`."""
     torch.set_num_threads(1)
     chance = random.Random(seed)
     descriptors = set(os.listdir("/proc/self/fd"))
@@ -36,7 +36,7 @@ def measure(trials: int, *, seed: int) -> dict[str, Any]:
     left = set(os.listdir("/proc/self/fd")) - descriptors
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return {
-        "exchange_kill_trials": trials,
+        "exchange_peer_kill_trials": trials,
         "exchange_typed_errors_within_1s": counts["typed"],
         "exchange_torn_versions_seen": counts["torn"],
         "exchange_versions_checked": counts["checked"],

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from benchmarks import exchangekills
+from benchmarks import exchangekills, kills
 from benchmarks.exchangeranks import Gang, Job, reference
 
 pytestmark = [pytest.mark.faults, pytest.mark.multiprocess]
@@ -48,7 +48,13 @@ def test_survivors_finish_with_the_bits_of_an_undisturbed_run():
 
 def test_kills_at_random_points_give_typed_errors_and_no_torn_version():
     found = exchangekills.measure(12, seed=SEED)
-    assert found["exchange_typed_errors_within_1s"] == found["exchange_kill_trials"] == 12
+    assert found["exchange_typed_errors_within_1s"] == found["exchange_peer_kill_trials"] == 12
     assert found["exchange_versions_checked"] >= 12
     assert found["exchange_torn_versions_seen"] == 0
     assert found["exchange_leaks"] == 0
+    assert kills.totals(found | {"collectives_peer_kill_trials": 3, "collectives_leaks": 1}) == {
+        "peer_kill_trials": 15,
+        "typed_errors_within_1s": 12,
+        "torn_versions_seen": 0,
+        "leaks": 1,
+    }
