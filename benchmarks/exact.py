@@ -21,6 +21,9 @@ from benchmarks.tokenfile import write_tokens
 WORLDS = (1, 2, 3, 4, 8)
 RESIZES = (4, 2, 3, 8)
 SEED = 7
+# Slow enough for three changes of ranks, each of which starts processes.
+PACED_STEPS = 200
+PACE_SECONDS = 0.03
 
 
 def run(
@@ -37,7 +40,7 @@ def run(
         sections: dict[str, Callable[[], dict[str, Any]]] = {
             "worlds_xs": lambda: worlds("XS", xs, 40 if quick else 200),
             "worlds_s": lambda: worlds("S", s, 3 if quick else 20),
-            "resizes": lambda: resizes(xs, 80 if quick else 200),
+            "resizes": lambda: resizes(xs, PACED_STEPS),
             "schedules": lambda: schedules(xs, 2 if quick else 30, seed),
             "faults": lambda: faults(xs, trials or (len(INSIDE + OUTSIDE) if quick else 200), seed),
         }
@@ -76,7 +79,7 @@ def resizes(task: dict[str, str], steps: int) -> dict[str, Any]:
     """One run that is resized 4 -> 2 -> 3 -> 8 while it trains."""
     expected = undisturbed(task, steps).digest
     with scratch() as directory, Cluster(directory) as cluster:
-        plan = [(steps * (n + 1) // 5, ranks) for n, ranks in enumerate(RESIZES[1:])]
+        plan = [(10, ranks) for ranks in RESIZES[1:]]
         found = resized(cluster, task, steps, RESIZES[0], plan)
     say(f"resized {RESIZES}: {found[:16]}, undisturbed {expected[:16]}")
     return {"resizes_equal": found == expected}
@@ -84,15 +87,14 @@ def resizes(task: dict[str, str], steps: int) -> dict[str, Any]:
 
 def schedules(task: dict[str, str], count: int, seed: int) -> dict[str, Any]:
     """Random worlds to begin with, resized at random steps."""
-    steps = 80
+    steps = PACED_STEPS
     expected = undisturbed(task, steps).digest
     equal = 0
     with scratch() as directory, Cluster(directory) as cluster:
         for number in range(count):
             chance = random.Random(f"{seed}/schedule/{number}")
-            first, *others = [chance.choice(WORLDS) for _ in range(chance.randint(2, 4))]
-            at = sorted(chance.sample(range(5, steps - 15), len(others)))
-            plan = list(zip(at, others, strict=True))
+            first, *others = chance.sample(WORLDS, chance.randint(2, 4))
+            plan = [(chance.randint(1, 20), ranks) for ranks in others]
             found = resized(cluster, task, steps, first, plan)
             equal += found == expected
             verdict = "equal" if found == expected else f"DIFFERENT {found[:16]}"
@@ -103,14 +105,18 @@ def schedules(task: dict[str, str], count: int, seed: int) -> dict[str, Any]:
 def resized(
     cluster: Cluster, task: dict[str, str], steps: int, first: int, plan: list[tuple[int, int]]
 ) -> str:
-    """The digest of a run whose number of ranks is changed at these steps."""
+    """The digest of a run whose number of ranks is changed so many steps after it was first seen with the ranks before."""
     with scratch() as out:
         cluster.up()
-        recorded = Recorded(cluster, out, first, BENCH_STEPS=str(steps), **task)
+        recorded = Recorded(
+            cluster, out, first, BENCH_STEPS=str(steps), BENCH_PACE=str(PACE_SECONDS), **task
+        )
         try:
-            for step, ranks in plan:
-                recorded.wait_step(step)
+            seen = recorded.wait_world(first)
+            for after, ranks in plan:
+                recorded.wait_step(seen + after)
                 cluster.command("scale", recorded.run, str(ranks))
+                seen = recorded.wait_world(ranks)
             outcome = recorded.wait_end(timeout_seconds=180.0)
             if outcome != "succeeded":
                 raise SideFailed(f"a resized run ended as {outcome}; {cluster.log_tail()}")

@@ -64,7 +64,7 @@ def one_trial(
 ) -> Trial:
     """Start a run, do one thing to it, wait for its end, and compare."""
     began = time.monotonic()
-    environment = task | {"BENCH_STEPS": str(STEPS)}
+    environment = task | {"BENCH_STEPS": str(STEPS), "BENCH_PACE": "0.01"}
     if kind in INSIDE:
         environment |= {
             "BENCH_FAULT": kind,
@@ -78,6 +78,8 @@ def one_trial(
         if kind in OUTSIDE:
             recorded.wait_step(chance.randrange(0, STEPS * 3 // 4))
             time.sleep(chance.random() * 0.05)
+            if recorded.newest_step() >= STEPS - 2:
+                raise SideFailed("the fault came too late")
             OUTSIDE_FAULTS[kind](cluster, recorded, chance)
         outcome = recorded.wait_end(timeout_seconds=60.0)
         if outcome != "succeeded":

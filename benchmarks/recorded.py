@@ -28,6 +28,7 @@ class Commit(NamedTuple):
     step: int
     time_ns: int
     rank: int
+    world_size: int
     loss: str
     """Its bits: float.hex."""
     tokens: int
@@ -93,6 +94,14 @@ class Recorded:
             f"step {step}", lambda: self.newest_step() >= step, timeout_seconds=timeout_seconds
         )
 
+    def wait_world(self, ranks: int, *, timeout_seconds: float = 60.0) -> int:
+        """Until so many ranks have committed a step together; that step."""
+        return wait_until(
+            f"a step of {ranks} ranks",
+            lambda: max((c.step for c in self.all_commits() if c.world_size == ranks), default=0),
+            timeout_seconds=timeout_seconds,
+        )
+
     def wait_end(self, *, timeout_seconds: float = 120.0) -> str:
         """The run's outcome."""
         wait_until(
@@ -143,8 +152,8 @@ def read_commits(path: Path) -> list[Commit]:
         return []
     rows = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
     return [
-        Commit(int(step), int(at), int(rank), loss, int(tokens))
-        for step, at, rank, loss, tokens in (row for row in rows if row[0] != "digest")
+        Commit(int(step), int(at), int(rank), int(world), loss, int(tokens))
+        for step, at, rank, world, loss, tokens in (row for row in rows if row[0] != "digest")
     ]
 
 

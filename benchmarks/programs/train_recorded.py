@@ -1,6 +1,7 @@
 """Our trainer on the same task, with every commit on record and, if asked for, one fault of the program's own.
 
-Each process appends `step time_ns rank loss_bits tokens` to its own file after every commit; the last line is `digest SHA-256`. BENCH_FAULT names
+Each process appends `step time_ns rank world_size loss_bits tokens` to its own file after every commit; the last line is `digest SHA-256`. BENCH_PACE are
+seconds of rest after each step, for events that must fall into the run. BENCH_FAULT names
 what one rank does once, whoever it is, in step BENCH_FAULT_STEP at lane BENCH_FAULT_LANE: a file in BENCH_DIR says that it has happened.
 """
 
@@ -25,6 +26,7 @@ import train_task as task
 
 OUT = Path(os.environ["BENCH_DIR"])
 STEPS = int(os.environ.get("BENCH_STEPS", "1000000"))
+PACE = float(os.environ.get("BENCH_PACE", "0"))
 FAULT = os.environ.get("BENCH_FAULT", "")
 FAULT_AT = (
     int(os.environ.get("BENCH_FAULT_STEP", "-1")),
@@ -44,9 +46,11 @@ def main(run: ar.Run) -> None:
     with (OUT / f"{os.getpid()}.steps").open("a", buffering=1) as record:
         for step in trainer.steps(STEPS):
             result = step()
+            place = f"{run.gang.rank} {run.gang.world_size}"
             record.write(
-                f"{step.index} {time.time_ns()} {run.gang.rank} {result.loss.hex()} {int(result.tokens)}\n"
+                f"{step.index} {time.time_ns()} {place} {result.loss.hex()} {int(result.tokens)}\n"
             )
+            time.sleep(PACE)
         record.write(f"digest {trainer.digest()}\n")
 
 
