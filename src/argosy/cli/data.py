@@ -35,12 +35,12 @@ def pack(arguments: Arguments) -> int:
     if not out:
         raise ConfigError("--out says which file to make", fix="example: --out code.bin")
     started = time.monotonic()
-    with _bar(f"packing {Path(out).name}") as on_progress:
-        try:
+    try:
+        with _bar(f"packing {Path(out).name}") as on_progress:
             packed = pack_files(inputs, out, settings, on_progress)
-        except KeyboardInterrupt:
-            print("argosy: stopped; the same command goes on from here", file=sys.stderr)
-            raise
+    except KeyboardInterrupt:
+        print("argosy: stopped; the same command goes on from here", file=sys.stderr)
+        raise
     seconds = time.monotonic() - started
     if arguments.get("json"):
         facts = msgspec.structs.asdict(packed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -118,10 +119,11 @@ def as_source(
             f"{type(dataset).__name__} can only be iterated, so a batch cannot be computed again",
             fix="use a map-style Dataset (__len__ and __getitem__), or pack it: `argosy data pack`",
         )
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    is_other = isinstance(dataset, str | bytes | os.PathLike | Mapping)
+    if is_other or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(
             f"{type(dataset).__name__} is no data set",
-            fix="give Tokens, a Mixture, or an object with __len__ and __getitem__",
+            fix='give Tokens("code.bin"), a Mixture({…}), or an object with __len__ and __getitem__',
         )
     return DatasetSource(dataset, collate, names=names, is_random=is_random)
 

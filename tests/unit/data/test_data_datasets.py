@@ -125,6 +125,8 @@ def test_what_cannot_be_read_again_is_refused(tmp_path):
         (Stream(), "can only be iterated"),
         (7, "is no data set"),
         (iter([]), "is no data set"),
+        ("code.bin", "str is no data set"),
+        ({"a": 1}, "dict is no data set"),
     ):
         with pytest.raises(ConfigError, match=text):
             as_source(wrong)
