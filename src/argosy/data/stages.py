@@ -138,11 +138,12 @@ def apportion(weights: Sequence[float], places: int = BLOCK) -> list[int]:
         raise ConfigError(
             f"a mixture of {len(weights)} sources", fix=f"at most {places} have a weight above 0"
         )
-    while (missing := places - sum(quotas)) != 0:
-        step = 1 if missing > 0 else -1
-        able = [i for i, share in enumerate(exact) if share and (step > 0 or quotas[i] > 1)]
-        chosen = max(able, key=lambda i: (step * (exact[i] - quotas[i]), -i))
-        quotas[chosen] += step
+    by_remainder = sorted(range(len(exact)), key=lambda i: (quotas[i] - exact[i], i))
+    for chosen in by_remainder[: max(places - sum(quotas), 0)]:
+        quotas[chosen] += 1
+    while sum(quotas) > places:
+        # Sources of almost no weight were rounded up to one place: the largest make room.
+        quotas[quotas.index(max(quotas))] -= 1
     return quotas
 
 
