@@ -16,8 +16,13 @@ from typing import Any
 
 from argosy.control.zygote import kernel
 
-SECOND_LAYER = ("torch._dynamo", "torch._inductor.compile_fx")
-"""What a training script's first optimizer or `torch.compile` would import, 1 to 3 seconds per rank."""
+SECOND_LAYER = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "numpy.ma?",
+    "torch.profiler._cupti_monitor?",
+)
+"""What a training script's first optimizer, first step or `torch.compile` would import, 1 to 3 seconds per rank."""
 
 
 class PreloadError(Exception):
