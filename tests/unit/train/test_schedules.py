@@ -9,7 +9,8 @@ from argosy.train import schedules
 def test_cosine_warms_up_and_comes_down():
     factor = schedules.cosine(100, warmup=10, least=0.1)
     values = [factor(step) for step in range(101)]
-    assert values[:10] == sorted(values[:10]) and values[0] > 0
+    assert values[:10] == sorted(values[:10])
+    assert values[0] > 0
     assert max(values) == pytest.approx(1.0)
     assert values[10:] == sorted(values[10:], reverse=True)
     assert values[-1] == pytest.approx(0.1)
@@ -18,7 +19,8 @@ def test_cosine_warms_up_and_comes_down():
 def test_trapezoid_is_level_between_its_ends():
     factor = schedules.trapezoid(100, warmup=10, cooldown=20)
     assert all(factor(step) == 1.0 for step in range(10, 81))
-    assert factor(90) == pytest.approx(0.5) and factor(100) == 0.0
+    assert factor(90) == pytest.approx(0.5)
+    assert factor(100) == 0.0
 
 
 def test_beyond_the_end_nothing_is_negative():

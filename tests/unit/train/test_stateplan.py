@@ -23,7 +23,8 @@ def test_fields_do_not_overlap(shapes):
     plan = _plan(shapes)
     end = LEDGER_BYTES + 8 * len(plan.names)
     for field, offset in zip(plan.fields, plan.offsets, strict=True):
-        assert offset >= end and offset % 64 == 0
+        assert offset >= end
+        assert offset % 64 == 0
         if field.num_bytes >= 4096:
             assert offset % 4096 == 0
         end = offset + field.num_bytes
