@@ -1,4 +1,4 @@
-"""Inside one process of a run: its link to the keeper and its gang.
+"""Inside one process of a run: `launch` and `Run`, its gang; and the household, a run without a cluster.
 
-Works in any Python program under Argosy, forked or started by exec, and does nothing outside it. Never imports torch.
+Gang and link work in any Python program under Argosy, forked or started by exec. torch is imported by `launch` in ranks alone.
 """
