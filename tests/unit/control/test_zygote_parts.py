@@ -148,6 +148,21 @@ def test_a_preload_with_a_question_mark_is_left_out_where_it_cannot_be_imported(
     assert preloads.modules == ["json"]
 
 
+def test_imported_files_from_elsewhere_are_known_with_their_times(tmp_path, monkeypatch):
+    file = tmp_path / "from_a_checkout.py"
+    file.write_text("x = 1")
+    os.utime(file, ns=(5, 5))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")
+    preloads = Preloads()
+    preloads.load(["from_a_checkout", "json"])
+    sources = preloads.sources()
+    assert sources[str(file)] == 5
+    assert json.__file__ not in sources
+    os.utime(file)
+    assert preloads.sources()[str(file)] == 0, "changed since: nobody knows which was read"
+
+
 def test_only_files_that_a_fresh_interpreter_would_import_shadow(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")
     preloads = Preloads()

@@ -59,6 +59,8 @@ class Entry:
     key: str
     spec: dict[str, Any]
     signature: tuple[Any, ...]
+    sources: dict[str, int] = field(default_factory=dict)
+    """Files that were imported from elsewhere than beside the interpreter, with their times."""
     zygotes: list[Zygote] = field(default_factory=list)
     waiting: list[Callable[[Zygote | None, str], None]] = field(default_factory=list)
     failure: str = ""
@@ -69,6 +71,12 @@ class Entry:
         """The ready one with the most imported."""
         ready = [zygote for zygote in self.zygotes if zygote.is_ready]
         return max(ready, key=lambda zygote: zygote.layer, default=None)
+
+    def has_changed(self, signature: tuple[Any, ...]) -> bool:
+        """Packages were installed, or a file that was imported is another one by now."""
+        return self.signature != signature or any(
+            _modified_at(path) != at for path, at in self.sources.items()
+        )
 
 
 class SpecError(Exception):
@@ -105,7 +113,7 @@ class Zygotes:
         key = json.dumps(spec, sort_keys=True)
         entry = self._entries.get(key)
         signature = _signature(spec["python"])
-        if entry is not None and entry.signature != signature and not self._is_busy(entry):
+        if entry is not None and entry.has_changed(signature) and not self._is_busy(entry):
             log(f"packages of {spec['python']} have changed: its zygote is made anew")
             self._retire(entry)
             entry = None
@@ -245,6 +253,8 @@ class Zygotes:
         zygote.is_ready = True
         zygote.seconds = float(message.get("seconds", 0.0))
         zygote.threads = int(message.get("threads", 0))
+        for path, at in dict(message.get("sources") or {}).items():
+            zygote.entry.sources.setdefault(path, at)  # a layer above has the same modules
         waiting, zygote.entry.waiting = zygote.entry.waiting, []
         for then in waiting:
             then(zygote, "")
@@ -389,6 +399,7 @@ class Zygotes:
         return [
             {
                 "spec": zygote.entry.spec,
+                "sources": zygote.entry.sources,
                 "layer": zygote.layer,
                 "pid": zygote.pid,
                 "is_ready": zygote.is_ready,
@@ -411,6 +422,7 @@ class Zygotes:
                 entry = self._entries[key] = Entry(key, spec, _signature(spec["python"]))
                 entry.last_used = time.monotonic()
                 self._expire_later(entry, self.idle_seconds)
+            entry.sources.update(saved.get("sources") or {})
             sock = socket.socket(fileno=saved["connection"]["fd"])
             zygote = self._add(entry, saved["layer"], saved["pid"], sock)
             zygote.is_ready, zygote.seconds = saved["is_ready"], saved["seconds"]
@@ -437,6 +449,13 @@ def check_spec(spec: Any) -> dict[str, Any]:
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         raise SpecError("zygote.env is not an object of text")
     return {"python": spec["python"], "preload": preload, "env": env}
+
+
+def _modified_at(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return -1
 
 
 def _signature(python: str) -> tuple[Any, ...]:

@@ -120,7 +120,13 @@ class _Parent:
         self._is_tidy = is_patient
         threads = kernel.count_tasks()
         self._channel.send(
-            {"type": "ready", "layer": layer, "seconds": round(seconds, 3), "threads": threads}
+            {
+                "type": "ready",
+                "layer": layer,
+                "seconds": round(seconds, 3),
+                "threads": threads,
+                "sources": self._preloads.sources(),
+            }
         )
 
     def _fork(self, message: dict[str, Any], descriptors: list[int]) -> Assignment | None:

@@ -39,6 +39,7 @@ class Preloads:
 
     def __init__(self) -> None:
         self.modules: list[str] = []
+        self._began_ns = time.time_ns()
         self._started_threads: dict[str, int] = {}
         # OpenBLAS starts a thread pool when numpy is imported, unless it is told this before.
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -61,6 +62,26 @@ class Preloads:
                 self._started_threads[module] = more
         gc.collect()
         return time.monotonic() - started
+
+    def sources(self) -> dict[str, int]:
+        """Files of what was imported from elsewhere than beside the interpreter (a checkout, say), with their times.
+
+        One that was changed while it was imported has no time: nobody knows which of both was read.
+        """
+        library = os.path.dirname(os.__file__) + os.sep
+        found: dict[str, int] = {}
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if not path or not os.path.isabs(path) or path.startswith(library):
+                continue
+            if f"-packages{os.sep}" in path:
+                continue  # what is installed changes its directory
+            try:
+                at = os.stat(path).st_mtime_ns
+            except OSError:
+                continue
+            found[path] = at if at < self._began_ns else 0
+        return found
 
     def find_obstacle(self) -> str:
         """Why this process must not fork now, with the preload at fault; empty when it may."""
