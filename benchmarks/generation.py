@@ -142,7 +142,7 @@ def logprob_distances() -> dict[str, Any]:
             whole[:, :PROMPT_LENGTH] = prompts
             whole[:, PROMPT_LENGTH : PROMPT_LENGTH + new] = torch.tensor(made.tokens)
             trained = token_logprobs(model, whole)[:, PROMPT_LENGTH - 1 :][:, :new]
-            worst = max(worst, float((torch.tensor(made.logprobs) - trained).abs().max()))
+            worst = max(worst, float((torch.tensor(made.logprobs) - trained.detach()).abs().max()))
         found[f"train_generate_logprob_max_diff{suffix}"] = worst
     return found
 

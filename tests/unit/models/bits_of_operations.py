@@ -111,9 +111,6 @@ def main():
             runs = {run(function, arguments, offset) for offset in (*OFFSETS, 0)}
             found[f"{name} {kind}"] = sorted(runs)
         found[f"tied model {kind}"] = sorted({run_model(dtype, o) for o in (0, 1, 0)})
-        found[f"recomputing model {kind}"] = sorted(
-            {run_model(dtype, o, should_recompute=o == 1) for o in (0, 1)}
-        )
         found[f"untied normed model {kind}"] = sorted(
             {run_model(dtype, o, is_tied=False, has_qk_norm=True) for o in (0, 3)}
         )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from argosy.errors import ConfigError
 from argosy.models import GPT, XS
 from argosy.models.keyvalues import KeyValueCache
 from argosy.models.transformer import rotate, rotation_tables
@@ -180,3 +181,14 @@ def test_a_cached_forward_in_pieces_gives_the_logits_of_the_whole(pieces):
 def test_hidden_and_logits_make_up_the_forward():
     model, tokens = small(), some_tokens()
     assert torch.equal(model.logits(model.hidden(tokens)), model(tokens))
+
+
+def test_the_model_is_captured_as_one_graph_without_a_change_of_bits():
+    model, tokens = small(has_qk_norm=True), some_tokens()
+    captured = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
+    assert torch.equal(captured(tokens), model(tokens))
+
+
+def test_sequences_longer_than_the_rotation_tables_are_refused():
+    with pytest.raises(ConfigError, match="33 tokens exceed sequence_length = 32"):
+        small()(some_tokens(length=33))
