@@ -173,7 +173,7 @@ def test_what_a_rank_left_running_ends_with_it(run, tmp_path):
 
 def test_a_parent_killed_while_it_starts_leaves_nobody(start, tmp_path):
     chance = random.Random(7)
-    for _ in range(6):
+    for _ in range(4):
         process = start("sleep")
         wait_until(lambda pid=process.pid: children_of(pid), "the first rank")
         time.sleep(chance.random() * 0.01)  # an instant at random, not a wait

@@ -274,7 +274,7 @@ EXITS = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_happens_it_ends_with_nobody_left(data):
     world = World(data.draw(st.integers(1, 4)))
