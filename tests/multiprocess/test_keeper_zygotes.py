@@ -301,3 +301,32 @@ def test_changed_packages_make_a_new_zygote(keeper, agent, client, tmp_path):
     agent.request("warm", zygote=warm)
     assert zygote_pid(agent) != first
     client.wait_until(lambda: not client.is_alive(first), "the old zygote's end")
+
+
+def test_a_changed_file_makes_a_new_zygote_for_new_gangs_and_not_for_one_that_re_forms(
+    keeper, agent, client, tmp_path
+):
+    library = tmp_path / "library"
+    library.mkdir()
+    module = library / "edited_often.py"
+    module.write_text("VALUE = 'old'")
+    os.utime(module, ns=(1, 1))
+    warm = {
+        "python": client.PYTHON,
+        "preload": ["edited_often"],
+        "env": {"PYTHONPATH": str(library), "PYTHONDONTWRITEBYTECODE": "1"},
+    }
+    path = script(tmp_path, "import edited_often; print(edited_often.VALUE)")
+
+    def run(generation):
+        order = keeper.order(script=path, generation=generation, env={"PYTHONPATH": str(library)})
+        agent.spawn(order, zygote=warm, generation=generation)
+        assert agent.wait_event("started", attempt=order["attempt"])["how"] == "fork"
+        assert agent.wait_event("exited", attempt=order["attempt"])["code"] == 0
+        return keeper.output(order).strip()
+
+    assert run(1) == "old"
+    module.write_text("VALUE = 'new'")
+    os.utime(module, ns=(2, 2))
+    assert run(2) == "old", "a gang goes on with the code it was started with"
+    assert run(1) == "new"

@@ -69,12 +69,14 @@ class Starts:
             reply({"store": store.reply()} if store is not None else {})
 
         def usable(zygote: Zygote | None, why: str) -> None:
+            # A newer generation may have ended this one's store while the warm parent was importing.
+            has_port = new_store is not None and new_store.socket is not None
             if zygote is None:
-                if new_store is not None:
+                if new_store is not None and has_port:
                     self._hold_port(new_store)
                 self._all_by_exec(forked, store, why)
             else:
-                helper = [self.stores.make_helper(new_store)] if new_store is not None else []
+                helper = [self.stores.make_helper(new_store)] if new_store and has_port else []
                 self._fork_next(zygote, [*helper, *forked], store)
             self._all_by_exec(started, store, "")
             if not fresh and store is not None:
@@ -86,7 +88,10 @@ class Starts:
         if fresh:
             answer()
         if warm is not None and (forked or new_store is not None):
-            self.zygotes.request(warm, usable)
+            # A gang that re-forms goes on with the code that it was started with.
+            generation = batch.get("generation")
+            is_later = isinstance(generation, int) and generation > 1
+            self.zygotes.request(warm, usable, may_be_old=is_later)
         else:
             usable(None, "")
 

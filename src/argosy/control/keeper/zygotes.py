@@ -95,9 +95,11 @@ class Zygotes:
         self._next_fork = 0
         self._next_mark = 0
 
-    def request(self, spec: Any, then: Callable[[Zygote | None, str], None]) -> None:
+    def request(
+        self, spec: Any, then: Callable[[Zygote | None, str], None], *, may_be_old: bool = False
+    ) -> None:
         """Call back with a usable zygote, now or when it has imported; or with None and the reason."""
-        entry = self.warm(spec)
+        entry = self.warm(spec, may_be_old=may_be_old)
         entry.last_used = time.monotonic()
         zygote = entry.usable()
         if zygote is not None:
@@ -107,13 +109,14 @@ class Zygotes:
         else:
             then(None, entry.failure)
 
-    def warm(self, spec: Any) -> Entry:
-        """Make sure that a zygote of this key exists, is importing, or has failed a moment ago."""
+    def warm(self, spec: Any, *, may_be_old: bool = False) -> Entry:
+        """Make sure that a zygote of this key exists, is importing, or has failed a moment ago; of the files as they are, unless it may be old."""
         spec = check_spec(spec)
         key = json.dumps(spec, sort_keys=True)
         entry = self._entries.get(key)
         signature = _signature(spec["python"])
-        if entry is not None and entry.has_changed(signature) and not self._is_busy(entry):
+        is_outdated = entry is not None and not may_be_old and entry.has_changed(signature)
+        if entry is not None and is_outdated and not self._is_busy(entry):
             log(f"packages of {spec['python']} have changed: its zygote is made anew")
             self._retire(entry)
             entry = None
