@@ -146,12 +146,13 @@ class Versions:
 
     # --- pins ---------------------------------------------------------------------------------
 
-    def pin(self, version: int | None = None) -> tuple[int, int]:
+    def pin(self, version: int | None = None, *, owner: int | None = None) -> tuple[int, int]:
         """Keep the committed version (and refuse if it is not `version`): its slot is not reused until `unpin`.
 
-        Returns (version, slot). A pin belongs to this process's rank or observer number; again is fine.
+        Returns (version, slot). A pin belongs to this process's rank or observer number, or to an `owner` that several processes
+        stand for; again is fine.
         """
-        owner = self._owned()
+        owner = self._owned() if owner is None else owner
         while True:
             state = self._state()
             if version is not None and state.version != version:
@@ -167,9 +168,9 @@ class Versions:
                 return state.version, state.slot
             self._memory.store(at, before)
 
-    def unpin(self, version: int) -> None:
-        """Give a pin of this process back; one that is not there is fine."""
-        owner = self._owned()
+    def unpin(self, version: int, *, owner: int | None = None) -> None:
+        """Give a pin of this process, or of `owner`, back; one that is not there is fine."""
+        owner = self._owned() if owner is None else owner
         for slot in range(self._layout.num_versions):
             at = self._pin_at(owner, slot)
             if self._memory.load(at) == version + 1:

@@ -14,7 +14,7 @@ import torch
 from argosy.errors import ConfigError, MismatchError
 from argosy.move.layout import Layout, Parameter
 from argosy.train import digests, saves
-from argosy.train.lanes import BUFFER
+from argosy.train.lanes import BUFFER, WHOLE
 from argosy.train.memories import Memories, Version, Weights
 from argosy.train.roster import Roster
 from argosy.train.settings import Settings
@@ -57,11 +57,14 @@ def trained_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def changing_buffers(model: torch.nn.Module, forward: Any) -> dict[str, torch.Tensor]:
-    """Persistent buffers that one forward pass changes, such as batch statistics; the pass leaves no trace."""
+    """Persistent buffers that one forward pass changes, such as batch statistics; the pass leaves no trace.
+
+    Without a `forward` all of them: it is not known then.
+    """
     saved = {name for name in model.state_dict() if name not in dict(model.named_parameters())}
     buffers = {name: b for name, b in model.named_buffers() if name in saved and b.numel()}
-    if not buffers:
-        return {}
+    if not buffers or forward is None:
+        return buffers
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     with torch.no_grad():
         forward()
@@ -123,8 +126,10 @@ def make_layout(plan: StatePlan, updaters: list[Updater], lanes: int, settings: 
         num_lanes=lanes,
         most_ranks=settings.most_ranks,
         parameters=tuple(Parameter(name=name, numel=size) for name, size in sizes.items()),
-        terms=settings.terms,
+        terms=(WHOLE, *settings.terms),
         parts=parts,
+        # The last one stands for the run itself, which pins snapshots.
+        num_observers=3,
         # One more than pairs of lanes would do: a rank that finds none free waits for a sibling to be added.
         num_slots=min(lanes, (lanes + 1) // 2 + 2),
     )

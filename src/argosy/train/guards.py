@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Iterable
 from typing import Literal
 
 from argosy.errors import ConfigError
@@ -70,3 +71,13 @@ class Watch:
         if self.guard.policy == "stop" or skips >= self.guard.most_skips:
             return "stop"
         return self.guard.policy
+
+
+def batch_of_step(step: int, omitted: Iterable[int]) -> int:
+    """The index of a step's batch: indices that were left out are passed over, and each of the others comes once."""
+    index = step
+    for each in sorted(set(omitted)):
+        if each > index:
+            break
+        index += 1
+    return index

@@ -20,6 +20,8 @@ from argosy.train.seeds import seed_all
 Loss = Callable[[torch.nn.Module, Any], Any]
 Terms = dict[str, tuple[float, float]]
 BUFFER = "buffer:"
+WHOLE = "(whole)"
+"""The term that backward began from: with its count as the denominator, or 0 where terms were divided before."""
 
 
 class Lanes:
@@ -34,6 +36,7 @@ class Lanes:
         seed: int,
         is_exact: bool,
     ) -> None:
+        plain = getattr(model, "_orig_mod", model)  # of a compiled one
         self._model = model
         self._layout = layout
         self._seed = seed
@@ -44,14 +47,12 @@ class Lanes:
         self._views: dict[int, list[torch.Tensor]] = {}
         self._buffers = {
             name: buffer
-            for name, buffer in model.named_buffers()
+            for name, buffer in plain.named_buffers()
             if BUFFER + name in layout.indices
         }
         self._was_cleared = False
         self.lane = -1
         """The lane that is being computed, for reports."""
-        self.weights: dict[str, float] = {}
-        """Weight of each loss term, as the loss last gave it."""
         model.zero_grad = self._clear  # type: ignore[method-assign]
 
     def compute(
@@ -72,10 +73,12 @@ class Lanes:
         model.train()
         for lane in range(claim.node.first, claim.node.stop):
             self.lane = lane
+            # Before the seeds: user code that makes a batch draws from the same generators.
+            batch = batch_of(lane)
             for parameter, view in zip(self._direct.values(), views, strict=True):
                 parameter.grad = view
             self._prepare(step, lane, committed)
-            total, found = self._evaluate(loss, batch_of(lane))
+            total, found = self._evaluate(loss, batch)
             self._was_cleared = False
             torch.autograd.backward(total)
             self._collect(claim, views, lane)
@@ -92,59 +95,47 @@ class Lanes:
         touched.update(BUFFER + name for name in self._buffers)
         return frozenset(touched), terms
 
-    def forward(self, step: int, lane: int, loss: Loss, batch: Any) -> Terms:
-        """Loss terms of one lane, without gradients and with the model in evaluation mode."""
-        self._model.eval()
-        self._prepare(step, lane, None)
-        with torch.no_grad():
-            _, found = self._evaluate(loss, batch, needs_gradient=False)
-        return {name: (_number(part), float(count)) for name, (part, count) in found.items()}
-
-    def _prepare(
-        self, step: int, lane: int, committed: Callable[[str], torch.Tensor] | None
-    ) -> None:
+    def _prepare(self, step: int, lane: int, committed: Callable[[str], torch.Tensor]) -> None:
         if self._is_exact:
             torch.set_flush_denormal(False)
         seed_all(self._seed, step, lane)
-        if committed is not None:
-            for name, buffer in self._buffers.items():
-                buffer.copy_(committed(BUFFER + name))
+        for name, buffer in self._buffers.items():
+            buffer.copy_(committed(BUFFER + name))
 
     def _evaluate(
-        self, loss: Loss, batch: Any, *, needs_gradient: bool = True
+        self, loss: Loss, batch: Any
     ) -> tuple[torch.Tensor, dict[str, tuple[Any, float]]]:
         given = loss(self._model, batch)
         if isinstance(given, Mapping):
-            return self._weigh(given, getattr(batch, "totals", None), needs_gradient)
-        total, count = _checked(given, "loss", needs_gradient)
-        return total, {"loss": (total, count)}
+            return self._weigh(given, getattr(batch, "totals", None))
+        total, count = _checked(given, "loss")
+        name = self._layout.terms[1]  # of one term alone the name is the trainer's
+        return total, {WHOLE: (total, count), name: (total, count)}
 
     def _weigh(
-        self, given: Mapping[str, Any], totals: Mapping[str, float] | None, needs_gradient: bool
+        self, given: Mapping[str, Any], totals: Mapping[str, float] | None
     ) -> tuple[torch.Tensor, dict[str, tuple[Any, float]]]:
         """Named terms: each divided by its own total over all lanes, then weighted."""
         found: dict[str, tuple[Any, float]] = {}
-        total: Any = 0.0
+        whole: Any = 0.0
         for name, value in given.items():
-            if name not in self._layout.terms:
+            if name not in self._layout.terms[1:]:
                 raise ConfigError(
                     f"the loss returned a term {name!r}",
                     fix=f"name it: run.trainer(terms=({', '.join(map(repr, given))},))",
                 )
             weight = float(value[2]) if len(value) == 3 else 1.0
-            part, count = _checked(value[:2], name, needs_gradient)
+            part, count = _checked(value[:2], name)
             found[name] = (part, count)
-            self.weights[name] = weight
             if len(given) == 1:
-                total = weight * part
-            elif not totals or name not in totals:
+                return weight * part, {**found, WHOLE: (weight * part, count)}
+            if not totals or name not in totals:
                 raise ConfigError(
                     f"term {name!r} has no total: several terms may have different denominators",
                     fix="run.trainer(counts=lambda batch: {name: count}) gives them before backward",
                 )
-            else:
-                total = total + part * (weight / totals[name])
-        return total, found
+            whole = whole + part * (weight / totals[name])
+        return whole, {**found, WHOLE: (whole, 0.0)}
 
     def _collect(self, claim: Claim, views: list[torch.Tensor], lane: int) -> None:
         """Bring back what autograd has put elsewhere, and take the buffers along."""
@@ -200,7 +191,7 @@ def _like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
 
 
-def _checked(value: Any, name: str, needs_gradient: bool) -> tuple[torch.Tensor, float]:
+def _checked(value: Any, name: str) -> tuple[torch.Tensor, float]:
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ConfigError(
             f"the loss returned {type(value).__name__} for {name!r}, not (sum, count)",
@@ -214,7 +205,7 @@ def _checked(value: Any, name: str, needs_gradient: bool) -> tuple[torch.Tensor,
             f"the sum of {name!r} is {type(total).__name__}, not a tensor with one element",
             fix='use reduction="sum"',
         )
-    if needs_gradient and not total.requires_grad:
+    if not total.requires_grad:
         raise ConfigError(
             f"the sum of {name!r} does not depend on any parameter",
             fix="return it without .detach() or .item()",

@@ -36,8 +36,12 @@ class Weights:
         for name, (shape, kind) in shapes.items():
             offsets[name] = offset
             offset += _up(max(1, shape.numel()) * kind.itemsize)
-        self._arena = arenas.create(arena_name, max(offset, 4096), scope="run")
-        base = _region(self._arena, max(offset, 4096))
+        size = max(offset, 4096)
+        self._arena = arenas.create(arena_name, size, scope="run")
+        base = _region(self._arena, size)
+        self.offsets = offsets
+        """First byte of each parameter in `halves`, which has two bytes an element."""
+        self.halves = self._arena.at(base, (size // 2,), torch.int16)
         self.tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
             shape, kind = shapes[name]

@@ -17,10 +17,13 @@ from argosy.errors import ConfigError
 from argosy.move import exchange
 from argosy.train import assembly, fingerprint, saves, seeds
 from argosy.train.crew import Crew
+from argosy.train.feeding import Pantry, Unfed
+from argosy.train.guards import batch_of_step
 from argosy.train.lanes import BUFFER, Lanes, Loss
 from argosy.train.memories import Memories, Version
 from argosy.train.roster import Roster
 from argosy.train.settings import Settings
+from argosy.train.totals import Counted
 from argosy.train.transaction import Transaction, Work
 from argosy.train.updates import Factory
 
@@ -43,14 +46,17 @@ class Parts:
         lanes = settings.lanes
         assembly.prepare_numerics(settings)
         _check_ranks(run.gang.world_size, lanes)
-        self.feed = sources.as_source(data).feed(
-            batch_size=settings.batch_size, lanes=lanes, seed=run.seed
-        )
+        self.feed = _make_feed(data, settings, run.seed)
         self.ahead = Ahead(self.feed, depth=settings.prefetch * lanes)
+        self._counted = Counted(self.ahead, settings.counts, lanes)
+        self._pantry = Pantry(_PREFIX, lanes, run.seed)
         plain = assembly.plain(model)
         trained = assembly.trained_of(plain)
-        buffers = assembly.changing_buffers(plain, self._look_at_one_lane)
+        buffers = assembly.changing_buffers(
+            plain, None if isinstance(self.feed, Unfed) else self._look_at_one_lane
+        )
         self.updaters = assembly.make_updaters(optimizer, trained)
+        _check_guard(settings, len(self.updaters))
         plan = assembly.make_plan(trained, buffers, self.updaters, settings)
         layout = assembly.make_layout(plan, self.updaters, lanes, settings)
         saves.check_room(plan, layout, plain, settings)
@@ -87,7 +93,7 @@ class Parts:
         """A step from the committed version."""
         version, slot = self.state.current()
         omitted = self.memories.version(slot).ledger.get("omitted", [])
-        work = Work(version, step, step + len(omitted))
+        work = Work(version, step, batch_of_step(step, omitted))
         work.ledger = lambda: {"state": self.run.state.snapshot().decode()}
         self._expect(work.index)
         return work
@@ -98,7 +104,7 @@ class Parts:
             self._warm_up()
         self.transaction.enter()
         self.load_buffers()
-        self.run.state.restore(self.committed.ledger.get("state", "").encode())
+        self.restore_state()
 
     def load_buffers(self) -> None:
         """Give the module the committed values of the buffers that forward changes."""
@@ -107,17 +113,41 @@ class Parts:
             if BUFFER + name in self.exchange.layout.indices:
                 buffer.copy_(version.tensor(BUFFER + name))
 
+    def save(self) -> None:
+        """Save the committed version, on one of the ranks that call this at once."""
+        directory = Path(self.run.directory) / "saves"
+        step = int(self.committed.ledger["step"])
+        saves.save_once(
+            directory, step, lambda: self._write(directory), lambda: self.crew.is_first_living
+        )
+
+    def _write(self, directory: Path) -> None:
+        version, slot = self.state.pin()
+        try:
+            saves.save(directory, self.memories.version(slot), self.facts())
+        finally:
+            self.state.unpin(version)
+
     def facts(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
         return {"data": self.feed.fingerprint, "fingerprint": self.fingerprint}
 
-    def batch(self, index: int, lane: int) -> Any:
-        """A lane's batch, made ahead or at once."""
-        return self.ahead.take(index, lane)
+    def batch(self, work: Work, lane: int) -> Any:
+        """A lane's batch: made ahead, or at once, or by user code."""
+        if work.feeding is None:
+            return self._counted.take(work.index, lane)
+        place = work.version, work.step, work.index
+        return self._pantry.batch(work.feeding, self.model, place, lane)
+
+    def restore_state(self) -> None:
+        """Give user code the state that was committed."""
+        self.run.state.restore(self.committed.ledger.get("state", "").encode())
 
     def _expect(self, index: int) -> None:
         """Let the batches of this step and of those that follow be made."""
         lanes = self.transaction.lanes_of_this_rank()
+        if self._counted.needs_all_lanes:
+            lanes = list(range(self.settings.lanes))
         ahead = range(index, index + self.settings.prefetch + 1)
         self.ahead.expect([(each, lane) for each in ahead for lane in lanes])
 
@@ -135,8 +165,10 @@ class Parts:
 
     def _warm_up(self) -> None:
         """A replacement computes one lane for nothing, so that its first real one is not slow."""
+        if isinstance(self.feed, Unfed):
+            return
         seeds.seed_all(self.run.seed)
-        given = self.loss(self.model, self.feed.batch(0, 0))
+        given = self.loss(self.model, self._counted.take(0, 0))
         total = next(iter(given.values())) if isinstance(given, Mapping) else given
         torch.autograd.backward(total[0])
         for parameter in self.model.parameters():
@@ -144,7 +176,23 @@ class Parts:
 
     def _look_at_one_lane(self) -> None:
         self.model.train()
-        self.loss(self.model, self.feed.batch(0, 0))
+        self.loss(self.model, self._counted.take(0, 0))
+
+
+def _make_feed(data: Any, settings: Settings, seed: int) -> Any:
+    if data is None:
+        return Unfed()
+    return sources.as_source(data).feed(
+        batch_size=settings.batch_size, lanes=settings.lanes, seed=seed
+    )
+
+
+def _check_guard(settings: Settings, num_updaters: int) -> None:
+    if settings.guard.policy == "rewind" and num_updaters > 1:
+        raise ConfigError(
+            f"guard policy rewind with {num_updaters} optimizers",
+            fix="use skip: the first one's update would be made before the second one's is judged",
+        )
 
 
 def _check_ranks(world_size: int, lanes: int) -> None:

@@ -20,12 +20,16 @@ from argosy.train.seeds import mix
 
 _TABLES = 4
 _FAILURES = 64
-_AGREEMENTS = 32
+_AGREEMENTS = 36
+_MOST_AGREEMENTS = 16
 _VALUE_BYTES = 1024
 _LINE = 64
 _INITIAL, _AGAIN, _STOP, _SAVED = 0, _LINE, 2 * _LINE, 3 * _LINE
-_TITLE = 4 * _LINE
-_FIRST = 5 * _LINE
+_TITLE, _TAKEN_OVER = 4 * _LINE, 5 * _LINE
+_FIRST = 6 * _LINE
+EDIT, VERDICT = 16, 17
+"""Agreements of the trainer itself, beyond those of user code."""
+_PID_BITS = 22
 
 
 class Roster:
@@ -40,7 +44,8 @@ class Roster:
         self._failures_at = self._rows_at + _TABLES * most_ranks * _LINE
         self._winners_at = self._failures_at + _FAILURES * 16
         self._values_at = _up(self._winners_at + 8 * _AGREEMENTS)
-        total = self._values_at + most_ranks * _AGREEMENTS * _VALUE_BYTES
+        self._arrivals_at = self._values_at + most_ranks * _AGREEMENTS * _VALUE_BYTES
+        total = self._arrivals_at + most_ranks * _LINE
         self._arena = arenas.create(arena_name, total, scope="run", prefault=False)
         if self._arena.find("roster") is None:
             try:
@@ -108,14 +113,25 @@ class Roster:
         if (seen >> 8, seen & 0xFF) < (version, attempt):
             self._memory.swap(_AGAIN, seen, version << 8 | attempt)
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether somebody was asked to stop."""
-        return self._memory.load(_STOP) != 0
+    def count_taken_over(self, lanes: int) -> None:
+        """Lanes of a step under way were computed by another rank than the one that it had begun with."""
+        while lanes:
+            seen = self._memory.load(_TAKEN_OVER)
+            if self._memory.swap(_TAKEN_OVER, seen, seen + lanes):
+                return
 
-    def stop(self) -> None:
-        """All are to stop at the committed version."""
-        self._memory.store(_STOP, 1)
+    @property
+    def taken_over(self) -> int:
+        """How many, in all the life of the run."""
+        return self._memory.load(_TAKEN_OVER)
+
+    def is_stopping(self, generation: int) -> bool:
+        """Whether a member of this generation was asked to stop."""
+        return self._memory.load(_STOP) == generation + 1
+
+    def stop(self, generation: int) -> None:
+        """All members of this generation are to stop at the committed version."""
+        self._memory.store(_STOP, generation + 1)
 
     def note_failure(self, step: int, lane: int, text: str, attempt: str) -> bool:
         """Remember that a lane failed here; whether it has failed like that in another process before."""
@@ -131,15 +147,32 @@ class Roster:
                 return False
         return False
 
+    # --- meeting ------------------------------------------------------------------------------
+
+    def arrive(self, rank: int, version: int) -> None:
+        """This process has come to the edit of a version."""
+        self._memory.store(
+            self._arrivals_at + rank * _LINE, (version + 1) << _PID_BITS | os.getpid()
+        )
+
+    def has_arrived(self, rank: int, pid: int, version: int) -> bool:
+        """Whether that process has, as that rank."""
+        word = self._memory.load(self._arrivals_at + rank * _LINE)
+        return word & ((1 << _PID_BITS) - 1) == pid and word >> _PID_BITS > version
+
     # --- agreement ----------------------------------------------------------------------------
 
     def agree(self, version: int, number: int, rank: int, value: Any) -> Any:
         """The value of whoever comes first to the `number`-th agreement of a step."""
-        if number >= _AGREEMENTS // 2:
+        if number >= _MOST_AGREEMENTS:
             raise ConfigError(
-                f"more than {_AGREEMENTS // 2} calls of step.agree() in a step",
+                f"more than {_MOST_AGREEMENTS} calls of step.agree() in a step",
                 fix="agree on one dictionary instead of many values",
             )
+        return self.agree_on(version, number, rank, value)
+
+    def agree_on(self, version: int, number: int, rank: int, value: Any) -> Any:
+        """The same, for EDIT and VERDICT too."""
         place = (version & 1) * (_AGREEMENTS // 2) + number
         tag = mix(version, number) >> 16
         at = self._winners_at + 8 * place

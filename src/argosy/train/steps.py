@@ -8,13 +8,36 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from argosy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from argosy.train.feeding import Produce
     from argosy.train.lanes import Loss
-    from argosy.train.trainer import Trainer
+
+
+class Maker(Protocol):
+    """Who makes steps: the trainer."""
+
+    @property
+    def num_parts(self) -> int:
+        """Updates in a step."""
+
+    def part_of(self, optimizer: str | None, made: int) -> int:
+        """The number of an optimizer's part."""
+
+    def compute(self, step: Step, part: int, loss: Loss | None) -> None:
+        """Make one update."""
+
+    def finish(self, step: Step, seconds: float) -> Result:
+        """Commit."""
+
+    def agree(self, number: int, value: Any) -> Any:
+        """The value of whoever comes first."""
+
+    def feed(self, step: Step, produce: Produce, *, record: bool) -> None:
+        """Take lanes' batches from user code."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +53,9 @@ class Result:
     """What the loss counted."""
     seconds: float
     is_skipped: bool = False
+    """Whether the guard has left it out: the state is the one before, or an older one."""
+    is_rewound: bool = False
+    """Whether it went back to a snapshot: the next step is an earlier one."""
     parts: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -53,6 +79,7 @@ def result_of(step: int, parts: list[dict[str, Any]], seconds: float) -> Result:
         tokens=max(count for _, count in parts[0]["terms"].values()),
         seconds=seconds,
         is_skipped=any(part["verdict"] != "go" for part in parts),
+        is_rewound=any(part["verdict"] == "rewind" for part in parts),
         parts=tuple(parts),
     )
 
@@ -60,14 +87,21 @@ def result_of(step: int, parts: list[dict[str, Any]], seconds: float) -> Result:
 class Step:
     """One optimizer update of the whole run."""
 
-    def __init__(self, trainer: Trainer, index: int) -> None:
+    def __init__(self, trainer: Maker, index: int) -> None:
         self._trainer = trainer
         self._started = time.monotonic()
         self._updated: list[int] = []
         self._agreements = 0
+        self.num_edits = 0
+        """Edits made before the update."""
         self.index = index
         self.result: Result | None = None
         """Set by the commit."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing of it is computed yet."""
+        return not self._updated and self.result is None
 
     def __call__(self) -> Result:
         """Compute, update, commit."""
@@ -96,6 +130,17 @@ class Step:
             )
         self.result = self._trainer.finish(self, time.monotonic() - self._started)
         return self.result
+
+    def feed(self, produce: Produce, *, record: bool = False) -> None:
+        """Let user code make this step's batches: `produce(lane)` returns named tensors, and is called by one rank for each lane.
+
+        They are kept until the commit, so that a lane is always computed from the same bytes; `record=True` keeps them in the run's directory `fed`.
+        """
+        if not self.is_open:
+            raise ConfigError(
+                f"step {self.index} is under way already", fix="call step.feed() before the update"
+            )
+        self._trainer.feed(self, produce, record=record)
 
     def agree(self, value: Any) -> Any:
         """The value of whichever rank came first; for decisions from a clock, a file or anything else that ranks may see differently."""

@@ -7,7 +7,6 @@ Called by steps.py; who computes what comes from shares.py, what follows from ba
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from functools import cached_property
@@ -15,17 +14,21 @@ from typing import Any
 
 import torch
 
-from argosy.errors import GenerationChanged, NoRoom, PeerLost, RoundOver, StepStopped
+from argosy.errors import GenerationChanged, MismatchError, NoRoom, PeerLost, RoundOver
 from argosy.move.exchange import Exchange
-from argosy.move.gathered import Gathered, total
+from argosy.move.gathered import Gathered
 from argosy.move.layout import Layout
 from argosy.move.rounds import Round
-from argosy.train import audits, guards, recovery
+from argosy.train import audits, ledgers, recovery
 from argosy.train.crew import Crew, Moved, Stopped
+from argosy.train.feeding import Feeding
 from argosy.train.injection import Injector
+from argosy.train.integrity import Integrity
+from argosy.train.judgement import Judge, Outcome
 from argosy.train.lanes import BUFFER, Lanes, Loss
 from argosy.train.memories import Memories, Version
 from argosy.train.patience import Patience
+from argosy.train.rewinds import Snapshots
 from argosy.train.settings import Settings
 from argosy.train.shares import dealt_lanes, lanes_of, owners_of_lanes, parameters_of
 from argosy.train.updates import Updater
@@ -42,10 +45,14 @@ class Work:
         self.step = step
         self.index = index
         """Of the batch: the step plus the batches that were left out before it."""
+        self.feeding: Feeding | None = None
+        """Where its batches come from, when user code makes them."""
         self.losses: dict[int, Loss] = {}
         self.finished: set[tuple[int, int]] = set()
         """(part, membership) pairs of which this rank has done its share."""
         self.is_audited = False
+        self.meant: frozenset[int] | None = None
+        """Lanes that were this rank's when it began the step; others that it computes are taken over."""
         self.ledger: Callable[[], dict[str, Any]] = dict
 
 
@@ -60,7 +67,7 @@ class Transaction:
         lanes: Lanes,
         updaters: list[Updater],
         settings: Settings,
-        batch_of: Callable[[int, int], Any],
+        batch_of: Callable[[Work, int], Any],
     ) -> None:
         self.crew = crew
         self._exchange = exchange
@@ -71,7 +78,11 @@ class Transaction:
         self._updaters = updaters
         self._settings = settings
         self._batch_of = batch_of
-        self._guard = guards.Watch(settings.guard)
+        self._judge = Judge(settings)
+        self._integrity = Integrity(memories.weights)
+        self._snapshots = Snapshots(
+            exchange.state, self._layout, memories, crew.roster, settings.guard
+        )
         self._gradients = torch.empty(self._layout.num_elements)
         self._injector = Injector(crew.gang)
         self.patience = Patience(
@@ -79,15 +90,13 @@ class Transaction:
             first_seconds=settings.first_hang_seconds,
             more_seconds=settings.hang_seconds,
         )
-        self.recomputed = 0
-        """Lanes computed by this rank that another had been meant to compute."""
 
     # --- what steps.py calls ------------------------------------------------------------------
 
     def update(self, work: Work, part: int, loss: Loss) -> None:
         """Compute a part of the step and write its pages of the next version."""
         work.losses[part] = loss
-        self._persist(lambda: self._run_parts(work))
+        self.persist(lambda: self._run_parts(work))
 
     def commit(self, work: Work) -> int:
         """Flip to the next version and derive the weights; its slot."""
@@ -97,35 +106,8 @@ class Transaction:
             self._run_parts(work)
             found[:] = [self._flip(work)]
 
-        self._persist(finish)
+        self.persist(finish)
         return found[0]
-
-    def evaluate(
-        self, work: Work, number: int, compute: Callable[[int], dict[str, tuple[float, float]]]
-    ) -> dict[str, tuple[float, float]]:
-        """Totals of terms over all lanes, without an update; `number` counts such rounds of one version."""
-        found: list[Gathered] = []
-
-        def gather() -> None:
-            round = Round(work.version, work.step, len(self._updaters) + number)
-            for first, count in self._blocks():
-                for node in self._layout.blocks(first, count):
-                    claim = self._exchange.claim(round, node)
-                    if claim is None:
-                        continue
-                    terms: dict[str, tuple[float, float]] = {}
-                    for lane in range(node.first, node.stop):
-                        for name, (part, size) in compute(lane).items():
-                            before = terms.get(name, (0.0, 0.0))
-                            terms[name] = (before[0] + part, before[1] + size)
-                    self._exchange.publish(claim, touched=(), terms=terms)
-            found[:] = [self._wait_lanes(round)]
-            self.patience.wait(
-                lambda deadline: self._exchange.wait_read(round, deadline=deadline), self._others
-            )
-
-        self._persist(gather)
-        return found[0].terms
 
     def enter(self) -> None:
         """Take part for the first time."""
@@ -139,13 +121,12 @@ class Transaction:
         """Enter the membership that is there, and complete what a dead member left of the weights."""
         self.crew.settle(self.patience.wait)
         self.__dict__.pop("_mine", None)
-        version, slot = self._state.current()
-        self._refresh(version, slot)
+        self.refresh()
 
     # --- persistence --------------------------------------------------------------------------
 
-    def _persist(self, attempt: Callable[[], None]) -> None:
-        """Try until nothing interrupts."""
+    def persist(self, attempt: Callable[[], None]) -> None:
+        """Try until nothing interrupts: whenever the membership has changed, settle and call it again."""
         while True:
             try:
                 attempt()
@@ -192,7 +173,8 @@ class Transaction:
             lambda deadline: self._exchange.wait_votes(round, deadline=deadline),
             lambda: self._owners_of(self._exchange.unvoted(round)),
         )
-        outcome = self._judge(work, gathered, votes, part, attempt)
+        ledger = self._memories.version(self._state.current()[1]).ledger
+        outcome = self._judge.judge(work.step, gathered.terms, votes, ledger, attempt)
         if outcome["verdict"] == "again":
             self.crew.roster.compute_again(work.version, attempt + 1)
             raise Moved
@@ -208,7 +190,10 @@ class Transaction:
 
     def _compute(self, work: Work, round: Round, loss: Loss, attempt: int) -> None:
         """Compute and publish the blocks that are this rank's and not there yet."""
+        self._integrity.check()
         old = self._memories.version(self._state.current()[1])
+        if work.meant is None:
+            work.meant = frozenset(self.lanes_of_this_rank())
         for first, count in self._blocks(attempt):
             for node in self._layout.blocks(first, count):
                 claim = self._claim(round, node)
@@ -220,26 +205,28 @@ class Transaction:
                         claim,
                         work.step,
                         loss,
-                        lambda lane: self._batch_of(work.index, lane),
+                        lambda lane: self._batch_of(work, lane),
                         old.tensor,
                     )
                 except BaseException as error:
                     claim.release()
-                    self._note_failure(work, error)
+                    self.note_failure(work.step, self._lanes.lane, error)
                     raise
                 self._injector.pass_by("publish", work.step, claim.flat)
                 self._exchange.publish(claim, touched=touched, terms=terms)
+                lanes = range(node.first, node.stop)
+                self.crew.roster.count_taken_over(len(set(lanes) - work.meant))
                 self.crew.look()
 
-    def _note_failure(self, work: Work, error: BaseException) -> None:
+    def note_failure(self, step: int, lane: int, error: BaseException) -> None:
         """A lane raised. Here it ends this process; if it does so elsewhere too, no restart will help."""
         if isinstance(error, (*_INTERRUPTIONS, Stopped, KeyboardInterrupt, SystemExit)):
             return
-        lane, text = self._lanes.lane, f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         attempt = os.environ.get("ARGOSY_ATTEMPT", str(os.getpid()))
-        is_repeated = self.crew.roster.note_failure(work.step, lane, text, attempt)
+        is_repeated = self.crew.roster.note_failure(step, lane, text, attempt)
         if recovery.judge_failure(is_repeated=is_repeated) == "fail":
-            self.crew.gang.fail(f"step {work.step}, lane {lane} raised on two ranks: {text}")
+            self.crew.gang.fail(f"step {step}, lane {lane} raised on two ranks: {text}")
 
     def _audit(self, work: Work, gathered: Gathered, loss: Loss) -> None:
         """In the first step one block is computed once more, by another rank."""
@@ -253,9 +240,14 @@ class Transaction:
         claim = audits.PrivateClaim(gathered.round, block.node, self._layout)
         old = self._memories.version(self._state.current()[1])
         self._lanes.compute(
-            claim, work.step, loss, lambda lane: self._batch_of(work.index, lane), old.tensor
+            claim, work.step, loss, lambda lane: self._batch_of(work, lane), old.tensor
         )
-        audits.compare(claim.flat, self._exchange.slot(block.slot), block.node, self._layout)
+        try:
+            audits.compare(claim.flat, self._exchange.slot(block.slot), block.node, self._layout)
+        except MismatchError:
+            # A rank without pages is not waited for: the slot may have the next step's block by now.
+            if not self._exchange.is_over(gathered.round):
+                raise
 
     def _claim(self, round: Round, node: Any) -> Any:
         """A slot for a block; while all slots hold blocks that wait for a sibling, somebody else's will free one."""
@@ -267,7 +259,7 @@ class Transaction:
                 except NoRoom:
                     self._exchange.wait_progress(deadline=deadline)
 
-        return self.patience.wait(claim, self._others)
+        return self.patience.wait(claim, self.others)
 
     def _blocks(self, attempt: int = 0) -> list[tuple[int, int]]:
         """(first, count) of the lanes of this rank; a step that is computed again is dealt to others."""
@@ -293,65 +285,57 @@ class Transaction:
             wait, lambda: sorted({owners[lane] for lane in self._exchange.missing(round)})
         )
 
-    def _judge(
-        self, work: Work, gathered: Gathered, votes: list[float], part: int, attempt: int
-    ) -> dict[str, Any]:
-        """The result of a part: the same on every rank."""
-        terms = gathered.terms
-        count = terms["loss"][1] if len(terms) == 1 else 1.0
-        count = count or 1.0
-        norm = math.sqrt(total(votes)) / count if all(map(math.isfinite, votes)) else math.nan
-        loss = 0.0
-        for name, (part_sum, size) in terms.items():
-            loss += self._lanes.weights.get(name, 1.0) * part_sum / (size or 1.0)
-        ledger = self._memories.version(self._state.current()[1]).ledger
-        self._guard.recall(ledger.get("losses", []))
-        skips = sum(
-            1
-            for each in ledger.get("skipped", [])
-            if each > work.step - self._settings.guard.window
-        )
-        verdict = self._guard.judge(loss, norm, attempt=attempt, skips=skips)
-        if verdict == "stop":
-            raise StepStopped(
-                f"step {work.step}: loss {loss:g}, gradient norm {norm:g}, computed {attempt + 1} times",
-                fix="look at the batch and the learning rate; run.trainer(guard=…) can skip or rewind instead",
-            )
-        clip = self._settings.clip
-        factor = 1.0 if clip is None or not norm > clip else clip / (norm + 1e-6)
-        return {
-            "verdict": verdict,
-            "loss": loss,
-            "norm": norm,
-            "terms": {name: list(value) for name, value in terms.items()},
-            "scale": factor / count,
-        }
-
-    def _write(self, work: Work, part: int, gathered: Gathered, outcome: dict[str, Any]) -> None:
+    def _write(self, work: Work, part: int, gathered: Gathered, outcome: Outcome) -> None:
         """Make this rank's pages of the next version."""
-        layout = self._layout
-        undone = set(self._state.undone(work.version + 1))
-        names = [name for name in self._mine[part] if not undone.isdisjoint(layout.pages_of(name))]
+        snapshot = None
+        if outcome["verdict"] == "rewind":
+            snapshot = self._snapshots.agree(work.version, self.crew.rank)
+            outcome["verdict"] = "skip" if snapshot is None else "rewind"
+        old = self._memories.version(self._state.current()[1])
+        source = old if snapshot is None else self._memories.version(snapshot)
+
+        def fill(new: Version, names: list[str]) -> None:
+            if outcome["verdict"] == "go":
+                self._advance(part, old, new, names, gathered, outcome["scale"], work.step)
+            else:
+                for name in names:
+                    new.copy_from(source, name)
+            if self._has_first(part, names):
+                new.set_result(part, outcome)
+                if part == 0:
+                    new.ledger = self._next_ledger(old, source, work, outcome)
+            self._injector.pass_by("flip", work.step)
+
+        self._injector.pass_by("update", work.step)
+        self.write(work.version + 1, fill, part)
+
+    def write(
+        self, version: int, fill: Callable[[Version, list[str]], None], part: int | None = None
+    ) -> None:
+        """Let `fill(new, names)` make those of this rank's parameters that the next version lacks, of one part or of all."""
+        mine = self._mine if part is None else [self._mine[part]]
+        undone = set(self._state.undone(version))
+        pages_of = self._layout.pages_of
+        names = [n for each in mine for n in each if not undone.isdisjoint(pages_of(n))]
         if not names:
             return
-        pages = [page for name in names for page in layout.pages_of(name)]
-        self._injector.pass_by("update", work.step)
         slot = self.patience.wait(
-            lambda deadline: self._state.begin(work.version + 1, deadline=deadline), self._others
+            lambda deadline: self._state.begin(version, deadline=deadline), self.others
         )
-        old, new = self._memories.version(self._state.current()[1]), self._memories.version(slot)
-        if outcome["verdict"] == "go":
-            self._advance(part, old, new, names, gathered, outcome["scale"], work.step)
-        else:
-            for name in names:
-                new.copy_from(old, name)
-        first = layout.pages_of_part(part)[0]
-        if first in pages:
-            new.set_result(part, outcome)
-            if part == 0:
-                new.ledger = self._next_ledger(old, work, outcome)
-        self._injector.pass_by("flip", work.step)
-        self._state.mark_done(work.version + 1, pages)
+        fill(self._memories.version(slot), names)
+        self._state.mark_done(version, [page for name in names for page in pages_of(name)])
+
+    def _has_first(self, part: int, names: list[str]) -> bool:
+        first = self._layout.parameter_of(self._layout.pages_of_part(part)[0])
+        return self._layout.parameters[first].name in names
+
+    def _next_ledger(
+        self, old: Version, source: Version, work: Work, outcome: Outcome
+    ) -> ledgers.Ledger:
+        if outcome["verdict"] == "rewind":
+            return ledgers.after_rewind(old.ledger, source.ledger, work.step, work.index)
+        guard = self._settings.guard
+        return ledgers.after_step(old.ledger, work.step, work.ledger(), outcome, guard)
 
     def _advance(
         self,
@@ -387,31 +371,24 @@ class Transaction:
                     out=new.tensor(name, "ema"),
                 )
 
-    def _next_ledger(self, old: Version, work: Work, outcome: dict[str, Any]) -> dict[str, Any]:
-        ledger = {**old.ledger, **work.ledger(), "step": work.step + 1}
-        if outcome["verdict"] != "go":
-            ledger["skipped"] = [*ledger.get("skipped", []), work.step][-256:]
-        elif self._settings.guard.spike is not None:
-            window = self._settings.guard.window
-            ledger["losses"] = [*ledger.get("losses", []), outcome["loss"]][-window:]
-        return ledger
-
     # --- the flip -----------------------------------------------------------------------------
 
     def _flip(self, work: Work) -> int:
-        wanted = work.version + 1
-        if self._state.current()[0] < wanted:
-            self.patience.wait(
-                lambda deadline: self._state.wait_flip(wanted, deadline=deadline),
-                lambda: self._owners_of(self._state.undone(wanted)),
-            )
-        version, slot = self._state.current()
+        self.wait_flip(work.version + 1)
         self._injector.pass_by("refresh", work.step)
-        self._refresh(version, slot)
-        return slot
+        return self.refresh()
 
-    def _refresh(self, version: int, slot: int) -> None:
-        """Derive this rank's share of the weights from the committed version, and wait for the others'."""
+    def wait_flip(self, version: int) -> None:
+        """Commit a version with the others, unless it is."""
+        if self._state.current()[0] < version:
+            self.patience.wait(
+                lambda deadline: self._state.wait_flip(version, deadline=deadline),
+                lambda: self._owners_of(self._state.undone(version)),
+            )
+
+    def refresh(self) -> int:
+        """Derive this rank's share of the weights from the committed version, and wait for the others'; its slot."""
+        version, slot = self._state.current()
         stale = set(self._state.unrefreshed(version))
         if stale:
             names = [
@@ -427,6 +404,9 @@ class Transaction:
             lambda deadline: self._state.wait_refreshed(version, deadline=deadline),
             lambda: self._owners_of(self._state.unrefreshed(version)),
         )
+        self._snapshots.keep(version, slot)
+        self._integrity.note()
+        return slot
 
     # --- shares -------------------------------------------------------------------------------
 
@@ -455,7 +435,8 @@ class Transaction:
                     break
         return found
 
-    def _others(self) -> list[int]:
+    def others(self) -> list[int]:
+        """All members but this one."""
         return [rank for rank in self.crew.members if rank != self.crew.rank]
 
 

@@ -1,0 +1,53 @@
+"""What a computed step comes to: its loss, the norm of its gradient, the factor that they are scaled by, and the verdict of the guard.
+
+Every rank judges for itself from the same numbers, and comes to the same outcome, which is committed with the step. Called by transaction.py when all votes are there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from argosy.errors import StepStopped
+from argosy.move.gathered import total
+from argosy.train import guards, ledgers
+from argosy.train.lanes import WHOLE, Terms
+from argosy.train.settings import Settings
+
+Outcome = dict[str, Any]
+
+
+class Judge:
+    """The guard of a run, with its limits."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._watch = guards.Watch(settings.guard)
+
+    def judge(
+        self, step: int, terms: Terms, votes: list[float], ledger: dict[str, Any], attempt: int
+    ) -> Outcome:
+        """The outcome of one update of a step; StepStopped when the guard says so."""
+        whole, size = terms[WHOLE]
+        count = size or 1.0
+        norm = math.sqrt(total(votes)) / count if all(map(math.isfinite, votes)) else math.nan
+        loss = whole / count
+        guard = self._settings.guard
+        self._watch.recall(ledger.get("losses", []))
+        skips = ledgers.skips_within(ledger, step, guard.window)
+        verdict = self._watch.judge(loss, norm, attempt=attempt, skips=skips)
+        if verdict == "stop":
+            raise StepStopped(
+                f"step {step}: loss {loss:g}, gradient norm {norm:g}, computed {attempt + 1} times, "
+                f"{skips} steps skipped lately",
+                fix="look at the batch and the learning rate; run.trainer(guard=…) can skip or rewind instead",
+            )
+        clip = self._settings.clip
+        factor = 1.0 if clip is None or not norm > clip else clip / (norm + 1e-6)
+        return {
+            "verdict": verdict,
+            "loss": loss,
+            "norm": norm,
+            "terms": {name: list(value) for name, value in terms.items() if name != WHOLE},
+            "scale": factor / count,
+        }

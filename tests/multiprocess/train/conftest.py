@@ -1,0 +1,33 @@
+"""Households of ranks that train: `run_cases(file, "case:3", …)` starts one process that forks them all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("household_cases.py")
+SECONDS = 150.0
+
+
+@pytest.fixture
+def run_cases(tmp_path):
+    def run(file, *wanted, variables=()):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ARGOSY_")}
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), file, str(tmp_path / "cases"), *wanted],
+            env={**environment, **dict(variables)},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        for each in wanted:
+            found[each]["said"] = done.stderr
+        return found
+
+    return run
