@@ -121,5 +121,5 @@ _COUNTS = (
 )
 
 # Sizes that tests and benchmarks name. XS is bound by the cost of calls, S by arithmetic.
-XS = GPTConfig.of_depth(2, width=96, num_heads=3)  # 0.22 M parameters
-S = GPTConfig.of_depth(6)  # 9.8 M parameters
+XS = GPTConfig.of_depth(2, width=96, num_heads=3)  # 0.23 M parameters
+S = GPTConfig.of_depth(6)  # 9.9 M parameters
