@@ -10,6 +10,10 @@ from argosy.protocol import facts
 SAMPLES = [
     facts.HostJoined(host="h", keeper="k", cpus=2, memory_bytes=1 << 30),
     facts.HostLost(host="h", reason="silent"),
+    facts.GangResized(run="r", role="train", size=6),
+    facts.AttemptSuspected(attempt="a", run="r", by="b", generation=1, reason="silent"),
+    facts.EvidenceKept(attempt="a", run="r", path="/stacks.json"),
+    facts.FaultInjected(run="r", number=7, fault="slow", rank=2, step=3, seconds=1.5),
     facts.CommandAccepted(command="c", verb="stop", target="r"),
     facts.CommandDone(command="c", outcome="ok"),
     facts.RunSubmitted(

@@ -9,6 +9,7 @@ import pytest
 from argosy.cli.app import find_verb
 from argosy.cli.arguments import parse
 from argosy.cli.program import read_program
+from argosy.config.spec import RoleSpec
 from argosy.control.submission import describe_shell, warm_parent
 from argosy.errors import ConfigError
 
@@ -169,7 +170,8 @@ def test_the_warm_parent_of_a_script_is_known_before_the_cluster_is(monkeypatch)
     monkeypatch.setenv("OMP_PROC_BIND", "false")
     monkeypatch.setenv("UNRELATED", "x")
     found = warmed("train.py")
-    assert found["preload"] == ["torch", "torch.distributed"]
+    assert found["preload"] == RoleSpec(script="train.py").preload
+    assert found["preload"][:2] == ["torch", "torch.distributed"]
     assert found["env"]["OMP_PROC_BIND"] == "false"
     assert "UNRELATED" not in found["env"]
     assert warmed("--preload", "json,re", "train.py")["preload"] == ["json", "re"]
