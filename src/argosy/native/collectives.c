@@ -218,10 +218,10 @@ static int32_t reduce_step(ag_group *group, ag_call *call, int64_t chunk, int64_
     return reduce_stretch(group, call, (char *)call->outputs[0] + at, in + at, 0, length_of(index - 1, call->count, chunk));
 }
 
-/* What a rank stages of a chunk in a collective that only copies. */
+/* What a rank stages of a chunk in a broadcast, gather or scatter. */
 static void stage_copy(ag_group *group, const ag_call *call, int64_t at, int64_t bytes) {
     int is_root = group->rank == call->root;
-    if (call->kind == AG_ALL_GATHER || (call->kind == AG_GATHER && !is_root) || (call->kind == AG_BROADCAST && is_root))
+    if ((call->kind == AG_GATHER && !is_root) || (call->kind == AG_BROADCAST && is_root))
         copy(mine(group), (const char *)call->inputs[0] + at, bytes);
     if (call->kind != AG_SCATTER || !is_root) return;
     /* Nobody else writes in a scatter: the root may use everybody's slots. */
@@ -232,7 +232,7 @@ static void stage_copy(ag_group *group, const ag_call *call, int64_t at, int64_t
 static void finish_copy(ag_group *group, const ag_call *call, int64_t at, int64_t bytes) {
     int is_root = group->rank == call->root;
     int64_t total = call->count * call->element_bytes;
-    if (call->kind == AG_ALL_GATHER || (call->kind == AG_GATHER && is_root)) {
+    if (call->kind == AG_GATHER && is_root) {
         for (int32_t rank = 0; rank < group->size; rank++) {
             const char *from = rank == group->rank ? (const char *)call->inputs[0] + at : theirs(group, rank);
             copy_out((char *)call->outputs[rank] + at, from, bytes, group->size * total);
@@ -243,6 +243,24 @@ static void finish_copy(ag_group *group, const ag_call *call, int64_t at, int64_
         const char *from = is_root ? (const char *)call->inputs[group->rank] + at : theirs(group, group->rank);
         copy((char *)call->outputs[0] + at, from, bytes);
     }
+}
+
+/* The own part goes to its slot and to its output in one pass; only that of the first chunk waits until all have been found to call the same. */
+static int32_t all_gather_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
+    int64_t total = call->count * call->element_bytes, at = index * chunk, bytes = length_of(index, total, chunk);
+    int is_large = group->size * total >= AG_PAST_CACHES;
+    const char *in = call->inputs[0];
+    char *own = call->outputs[group->rank];
+    if (index == 1) copy_out(own, in, length_of(0, total, chunk), group->size * total);
+    if (index > 0 && index < n && own != in) ag_copy_twice(mine(group), own + at, in + at, bytes, is_large);
+    else if (index < n) copy(mine(group), in + at, bytes);
+    if (index == 0) return AG_OK;
+    for (int32_t step = 1; step < group->size; step++) {
+        int32_t rank = (group->rank + step) % group->size;
+        char *out = (char *)call->outputs[rank] + at - chunk;
+        copy_out(out, theirs(group, rank), length_of(index - 1, total, chunk), group->size * total);
+    }
+    return AG_OK;
 }
 
 static int32_t copy_step(ag_group *group, ag_call *call, int64_t chunk, int64_t index, int64_t n) {
@@ -326,7 +344,10 @@ static ag_course course_of(const ag_group *group, const ag_call *call) {
         int64_t share = share_of(group), n = share > 0 ? num_chunks(call->largest, share) : 0;
         return (ag_course){all_to_all_step, share, n, n + 3};
     }
-    case AG_ALL_GATHER:
+    case AG_ALL_GATHER: {
+        int64_t n = num_chunks(call->count * element, group->chunk_bytes);
+        return (ag_course){all_gather_step, group->chunk_bytes, n, n + 1};
+    }
     case AG_BROADCAST:
     case AG_GATHER:
     case AG_SCATTER: {

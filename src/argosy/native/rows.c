@@ -36,6 +36,27 @@ static void copy_past_caches(unsigned char *dst, const unsigned char *src, int64
 }
 #endif
 
+#if defined(__x86_64__)
+static void copy_twice_past_caches(unsigned char *near, unsigned char *far, const unsigned char *src, int64_t num_bytes)
+{
+    int64_t head = (int64_t)((LINE - ((uintptr_t)far & (LINE - 1))) & (LINE - 1));
+    head = head < num_bytes ? head : num_bytes;
+    memcpy(near, src, (size_t)head);
+    memcpy(far, src, (size_t)head);
+    near += head, far += head, src += head, num_bytes -= head;
+    for (; num_bytes >= LINE; num_bytes -= LINE, near += LINE, far += LINE, src += LINE) {
+        _mm_prefetch((const char *)src + AHEAD, _MM_HINT_T0);
+        for (int i = 0; i < 4; i++) {
+            __m128i value = _mm_loadu_si128((const __m128i *)src + i);
+            _mm_storeu_si128((__m128i *)near + i, value);
+            _mm_stream_si128((__m128i *)far + i, value);
+        }
+    }
+    memcpy(near, src, (size_t)num_bytes);
+    memcpy(far, src, (size_t)num_bytes);
+}
+#endif
+
 static void copy_row(unsigned char *dst, const unsigned char *src, int64_t num_bytes, int is_streamed, int64_t ahead)
 {
 #if defined(__x86_64__)
@@ -75,6 +96,21 @@ static void copy_grid(const struct grid *grid, unsigned char *dst, const unsigne
     }
     for (int64_t i = 0; i < count; i++)
         copy_grid(grid, dst + i * dst_step, src + i * src_step, dim + 1);
+}
+
+void ag_copy_twice(void *near, void *far, const void *src, int64_t num_bytes, int32_t is_streamed)
+{
+#if defined(__x86_64__)
+    if (is_streamed) {
+        copy_twice_past_caches(near, far, src, num_bytes);
+        _mm_sfence();
+        return;
+    }
+#else
+    (void)is_streamed;
+#endif
+    memcpy(near, src, (size_t)num_bytes);
+    memcpy(far, near, (size_t)num_bytes);
 }
 
 void ag_copy_rows(void *dst, const void *src, int64_t row_bytes, int32_t num_dims, const int64_t *sizes,

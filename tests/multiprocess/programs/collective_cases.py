@@ -116,10 +116,16 @@ def case_all_gather_takes_tensors_and_lists(rank, size):
         output = torch.empty(count * size)
         dist.all_gather_single(output, ours(rank, count))
         assert torch.equal(output, torch.cat([ours(r, count) for r in range(size)]))
-    together = torch.zeros(size, 1000)
-    together[rank] = rank
-    dist.all_gather_single(together, together[rank])  # in place, as FSDP does
-    assert torch.equal(together, torch.arange(size).float()[:, None].expand(size, 1000))
+    for count in (1000, 1_500_000):
+        together = torch.zeros(size, count)
+        together[rank] = rank
+        dist.all_gather_single(together, together[rank])  # in place, as FSDP does
+        assert torch.equal(together, torch.arange(size).float()[:, None].expand(size, count))
+    # Several chunks that begin and end anywhere in a cache line.
+    odd = [(torch.arange(2_500_003 + r) % 251 + r).to(torch.uint8)[r:] for r in range(size)]
+    room = torch.zeros(size * 2_500_003 + 2, dtype=torch.uint8)
+    dist.all_gather_single(room[1:-1], odd[rank])
+    assert torch.equal(room[1:-1], torch.cat(odd)) and room[0] == room[-1] == 0
 
 
 def case_reduce_scatter_takes_tensors_and_lists(rank, size):
