@@ -35,6 +35,8 @@ class Attempt:
     how: str = ""
     note: str = ""
     started_at: float | None = None
+    released_at: float = 0.0
+    """When a spare was let go."""
     said_ready: bool = False
     joined: int | None = None
     """Generation it joined last; None: the program does not know Argosy."""

@@ -161,7 +161,7 @@ class RunState:
         attempt = self._living(fact.attempt)
         if not attempt.parked:
             raise self._impossible(f"{fact.attempt} is not parked")
-        attempt.parked = False
+        attempt.parked, attempt.released_at = False, event.at
         attempt.generation, attempt.rank = fact.generation, fact.rank
 
     def _fold_started(self, event: Event, fact: AttemptStarted) -> None:

@@ -29,6 +29,7 @@ from argosy.protocol.facts import (
     AttemptPlanned,
     AttemptReleased,
     AttemptStopping,
+    AttemptSuspected,
     CommandDone,
     Event,
     Fact,
@@ -42,6 +43,8 @@ from argosy.protocol.facts import (
 TOGETHER_SECONDS = 2.0
 # Stacks of a suspect's gang are waited for so long before it is killed without them.
 EVIDENCE_SECONDS = 1.0
+# A program whose other starts have joined, and that takes so long, hangs before it has said a word: no peer knows it.
+JOIN_SECONDS = 120.0
 STOPPED_CODE, KILLED_CODE = 143, 137
 
 
@@ -78,7 +81,9 @@ class Supervisor(RunState):
         if self.ports_refused is not None:
             return [self._give_up(self.ports_refused.reason, "")]
         facts = self._stop_retired() or self._finish_commands() or self._pass_faults_on()
-        return facts or self._end_suspects(now) or self._supervise(now)
+        return (
+            facts or self._suspect_newcomers(now) or self._end_suspects(now) or self._supervise(now)
+        )
 
     def _request_stop(self) -> list[Fact]:
         for verb, target in self.commands.values():
@@ -130,6 +135,32 @@ class Supervisor(RunState):
                 if attempt is None or attempt.joined is None or attempt.stopping:
                     continue
                 facts += [_passed_on(fault, attempt) for fault in waiting]
+        return facts
+
+    def _suspect_newcomers(self, now: float) -> list[Fact]:
+        """Members that never join although their program does."""
+        facts: list[Fact] = []
+        for role in self.order:
+            if not role.can_join:
+                continue
+            for attempt in role.alive():
+                if attempt.joined is not None or attempt.started_at is None or attempt.parked:
+                    continue
+                if attempt.stopping or attempt.suspected_at is not None:
+                    continue
+                at = max(attempt.started_at, attempt.released_at) + JOIN_SECONDS
+                if at > now:
+                    self._deadline = at if self._deadline is None else min(self._deadline, at)
+                    continue
+                facts.append(
+                    AttemptSuspected(
+                        attempt=attempt.id,
+                        run=self.run,
+                        by="",
+                        generation=role.generation,
+                        reason=f"it has not joined within {JOIN_SECONDS:.0f} s",
+                    )
+                )
         return facts
 
     def _end_suspects(self, now: float) -> list[Fact]:

@@ -195,7 +195,7 @@ class AttemptSuspected(Fact, frozen=True, kw_only=True, tag="attempt.suspected")
     attempt: str
     run: str
     by: str
-    """The attempt that said so."""
+    """The attempt that said so; empty: it never joined, although its program does."""
     generation: int
     reason: str
 

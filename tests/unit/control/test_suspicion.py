@@ -180,3 +180,21 @@ def test_words_of_a_worker_become_observations():
     given_up = told({"say": "fail", "reason": "x" * 10_000})
     assert given_up.kind == "gave_up"
     assert len(given_up.data["reason"]) == 8 << 10
+
+
+def test_a_replacement_that_never_joins_is_suspected_although_no_peer_knows_it():
+    host = begin()
+    host.exit("train.2.0", signal=9)
+    host.start()
+    host.advance(119.0)
+    assert host.facts(AttemptSuspected) == []
+    host.advance(3.0)
+    [fact] = host.facts(AttemptSuspected)
+    assert (fact.attempt, fact.by) == (f"{host.run}.train.2.1", "")
+    assert host.wanted("kill") == ["train.2.1"]
+
+
+def test_a_program_that_joins_nowhere_is_not_suspected():
+    host = begin(joined=False)
+    host.advance(1000.0)
+    assert host.facts(AttemptSuspected) == []
