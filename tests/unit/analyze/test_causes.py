@@ -136,3 +136,39 @@ def test_each_start_of_a_process_that_fails_again_is_a_failure_of_its_own():
     assert [incident.cause.id for incident in incidents] == ["w0", "w1", "w2"]
     assert [incident.failed_after for incident in incidents] == [[], [], []]
     assert final_incident(log.events).collateral == ""
+
+
+def test_a_suspect_that_was_killed_as_hung_is_a_first_cause_with_its_evidence():
+    log = Log().gang(1.0, 1)
+    log.add(5.0, "attempt.suspected", attempt="a1.2", by="a1.0", generation=1, reason="silent")
+    log.add(5.3, "attempt.evidence", attempt="a1.2", path="/stacks.json")
+    log.add(5.3, "attempt.stopping", attempt="a1.2", level="kill", reason="silent", failure="hang")
+    log.add(5.4, "attempt.exited", attempt="a1.2", signal=9, hung=True, at=5.4)
+    log.add(5.5, "gang.formed", role="train", generation=2, members=[0, 1, 2, 3], reason="it hung")
+    [incident] = find_incidents(log.events)
+    assert incident.cause.rank == 2
+    assert "killed as hung: silent" in incident.sentence
+    assert incident.cause.evidence == "/stacks.json"
+    assert incident.remedy == ["generation 2 of train formed with 4 ranks"]
+
+
+def test_who_gave_the_run_up_is_its_first_cause_however_it_ended():
+    log = Log().gang(1.0, 1)
+    log.add(5.0, "run.stop_requested", reason="rank 1: no use", cause="a1.1", declared=True)
+    for rank in range(4):
+        log.add(5.0, "attempt.stopping", attempt=f"a1.{rank}", level="term", reason="no use")
+        log.add(5.1, "attempt.exited", attempt=f"a1.{rank}", signal=15, at=5.1)
+    log.add(5.2, "run.ended", outcome="failed", exit_code=1, first_cause="a1.1", reason="no use")
+    incident = final_incident(log.events)
+    assert incident is not None
+    assert incident.cause.rank == 1
+    assert "gave the run up" in incident.sentence
+    assert len(incident.stopped) == 3
+
+
+def test_members_removed_by_a_resize_are_no_incident():
+    log = Log().gang(1.0, 1)
+    log.add(2.0, "gang.resized", role="train", size=3)
+    log.add(2.0, "attempt.stopping", attempt="a1.3", level="kill", reason="resized to 3")
+    log.add(2.1, "attempt.exited", attempt="a1.3", signal=9, at=2.1)
+    assert find_incidents(log.events) == []
