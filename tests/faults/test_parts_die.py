@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -113,9 +114,7 @@ def test_a_run_outlives_its_client_unless_tied(cluster):
 
 
 def test_a_gang_of_plain_torchrun_style_ranks_heals_after_a_kill(cluster, tmp_path):
-    import argosy.worker
-
-    script = os.path.join(next(iter(argosy.worker.__path__)), "demo_training.py")
+    script = str(Path(__file__).parents[2] / "examples" / "plain_torchrun.py")
     cluster.environment |= {"CHECKPOINT": str(tmp_path / "state.npz"), "STEPS": "250"}
     run = cluster.detach("-n", "4", script)
     # Asked for beforehand: between the first save and the kill nothing may take longer than the training does.

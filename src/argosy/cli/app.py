@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 INTERRUPTED = 130
-_FOREIGN = ("doctor", "demo")
+_FOREIGN = ("doctor",)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,108 +1,373 @@
-"""`argosy demo`: four torch ranks train, one is killed in the middle, the run heals, the story is told.
+"""`argosy demo`: the main job on this machine. A GPT is trained, a rank is killed in the middle, and the bits are compared.
 
-It uses the same commands a person would type and checks what it shows: all steps done, one death, one new generation.
-A cluster that it had to start is stopped again at the end; the run stays in the history.
+Packs the standard library's sources, trains on all cores, sends SIGKILL to a rank, lets the run finish, and trains once more undisturbed on
+another number of ranks: parameters and moments must be the same. Everything is what a person could type, and everything shown is checked:
+exit code 0 means that it happened. A cluster that it had to start is stopped again; the runs stay in the history. Never imports torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import argosy
+from argosy.cli.arguments import Arguments
+from argosy.cli.connection import connect, is_up
+from argosy.cli.demoscreen import Field, Screen
+from argosy.cli.watchedrun import Member, WatchedRun
+from argosy.data.corpus import stdlib_corpus
+from argosy.data.tokenfiles import TokenFile
 
-RANKS = 4
-VICTIM = 2
-STEPS = 300
-DEADLINE_SECONDS = 180.0
-
-HELP = """usage: argosy demo
-
-Starts four torch ranks of a small training script, kills one of them, and shows how the run heals.
-Takes well under a minute; needs nothing but this machine.
-"""
+MOST_RANKS = 64
+FEWEST_LANES = 8
+STEPS, QUICK_STEPS = 200, 40
+KILL_AT = 0.4
+"""Part of the way at which the rank dies."""
+FALL = 0.9
+"""The loss of the last steps must be below this part of the loss of the first ones."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run the demo; 0 when everything it shows really happened."""
-    if arguments:
-        print(HELP)
-        return 0 if arguments[0] in ("-h", "--help") else 64
-    was_up = _argosy("status", "--json").returncode == 0
-    script = Path(argosy.__file__).parent / "worker" / "demo_training.py"
-    with tempfile.TemporaryDirectory(prefix="argosy-demo-") as scratch:
-        name = f"demo-{os.getpid()}"
-        _say(f"$ argosy run -n {RANKS} --name {name} demo_training.py")
-        checkpoint = Path(scratch) / "state.npz"
-        environment = {**os.environ, "CHECKPOINT": str(checkpoint), "STEPS": str(STEPS)}
-        run = subprocess.Popen(
-            [sys.executable, "-m", "argosy", "run", "-n", str(RANKS), "--name", name, str(script)],
-            env=environment,
+@dataclass
+class Plan:
+    """What is to be done, on how much."""
+
+    ranks: int
+    lanes: int
+    steps: int
+    corpus: Path
+    settings: list[str] = field(default_factory=list)
+
+    @property
+    def victim(self) -> int:
+        """The rank that is killed."""
+        return self.ranks - 1
+
+    @property
+    def other_ranks(self) -> int:
+        """Ranks of the undisturbed run."""
+        return self.ranks + 1
+
+
+@dataclass
+class Kill:
+    """The blow."""
+
+    pid: int
+    step: int
+    at: float
+    median_seconds: float
+    commit_seconds: float | None = None
+    """From the kill to the next commit."""
+    is_replaced: bool = False
+
+
+def demo(arguments: Arguments) -> int:
+    """Run it all; 0 when everything shown really happened."""
+    started = time.monotonic()
+    screen = Screen(is_error_stream=bool(arguments.get("json")))
+    with (
+        _stopped_by_signals(),
+        _cluster(screen) as was_up,
+        tempfile.TemporaryDirectory(prefix="argosy-demo-") as scratch,
+    ):
+        plan = _plan(Path(scratch) / "stdlib.bin", is_quick=bool(arguments.get("quick")))
+        found = _perform(plan, screen)
+    found["seconds"] = round(time.monotonic() - started, 1)
+    failed = [name for name, is_true in found["checks"].items() if not is_true]
+    found["ok"] = not failed
+    if arguments.get("json"):
+        print(json.dumps(found))
+    elif not failed:
+        _tell_how_to_look(found, was_up, screen)
+    for name in failed:
+        print(f"argosy demo: not so: {name}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _plan(corpus: Path, *, is_quick: bool) -> Plan:
+    ranks = max(2, min(len(os.sched_getaffinity(0)), MOST_RANKS))
+    lanes = max(FEWEST_LANES, 1 << ranks.bit_length())
+    steps = QUICK_STEPS if is_quick else STEPS
+    plan = Plan(ranks=ranks, lanes=lanes, steps=steps, corpus=corpus)
+    plan.settings = [f"data={corpus}", f"steps={steps}", f"lanes={lanes}"]
+    if is_quick:
+        plan.settings += ["width=64", "sequence_length=128", "sample_tokens=60"]
+    return plan
+
+
+def _perform(plan: Plan, screen: Screen) -> dict[str, Any]:
+    checks: dict[str, bool] = {}
+    found: dict[str, Any] = {"ranks": plan.ranks, "lanes": plan.lanes, "checks": checks}
+    found["tokens"] = _pack(plan, screen)
+    screen.section("train")
+    run, kill = _train(plan, screen, ranks=plan.ranks, should_kill=True)
+    checks |= _check_disturbed(run, kill, plan)
+    if run.outcome != "succeeded":
+        return found
+    result = run.result()
+    found |= _figures(run, kill, result)
+    _show_sample(result, screen)
+    screen.section("proof")
+    screen.say("the same training on another number of ranks, undisturbed")
+    other, _ = _train(plan, screen, ranks=plan.other_ranks, should_kill=False)
+    proof = other.result()
+    found["proof"] = {"ranks": plan.other_ranks, "digest": proof.get("digest", "")}
+    checks |= _check_undisturbed(other, plan)
+    checks["the digests are equal"] = bool(proof) and proof["digest"] == result.get("digest")
+    _report(plan, found, screen)
+    return found
+
+
+def _pack(plan: Plan, screen: Screen) -> int:
+    began = time.monotonic()
+    tokens = TokenFile(stdlib_corpus(plan.corpus)).count
+    took = time.monotonic() - began
+    text = f"sources of Python {platform.python_version()}'s standard library"
+    screen.section("data")
+    screen.say(f"{tokens:,} bytes of the {text}, packed in {took:.1f} s")
+    return tokens
+
+
+def _train(
+    plan: Plan, screen: Screen, *, ranks: int, should_kill: bool
+) -> tuple[WatchedRun, Kill | None]:
+    """One run to its end, in view; with a kill in the middle if it should be."""
+    script = Path(__file__).parents[1] / "worker" / "demo_training.py"
+    name = f"demo-{os.getpid()}{'' if should_kill else '-proof'}"
+    screen.command(f"argosy run {script.name} -n {ranks}")
+    settings = [word for setting in plan.settings for word in ("--set", setting)]
+    run = WatchedRun(connect().cluster, ["-n", str(ranks), "--name", name, *settings, str(script)])
+    kill: Kill | None = None
+
+    def look() -> None:
+        nonlocal kill
+        if should_kill and kill is None:
+            kill = _kill_in_the_middle(run, plan, screen)
+        elif kill is not None:
+            _tell_of_recovery(run, kill, plan, screen)
+        screen.show(len(run.steps), plan.steps, _fields(run, plan, ranks))
+
+    try:
+        run.follow(look)
+    finally:
+        screen.clear()
+        run.stop()
+    if run.outcome == "succeeded" and run.steps:
+        losses = [step["loss"] for step in run.steps]
+        screen.say(
+            f"{len(losses)} steps, loss {losses[0]:.2f} to {_mean_end(losses):.2f}  ",
+            (screen.sparkline(losses), "cyan"),
+            f"  {run.tokens_per_second():,.0f} tokens/s",
         )
-        try:
-            killed = _kill_a_rank_in_the_middle(run, name, checkpoint)
-            code = run.wait(timeout=DEADLINE_SECONDS)
-        finally:
-            if run.poll() is None:
-                run.send_signal(signal.SIGINT)
-                run.wait(timeout=30)
-    healed = killed and code == 0 and _tell_the_story(name)
-    if not was_up:
-        _argosy("down")
-    if not healed:
-        print("argosy demo: something did not happen as it should: see above", file=sys.stderr)
-    return 0 if healed else 1
+    else:
+        _explain(run, screen)
+    return run, kill
 
 
-def _kill_a_rank_in_the_middle(run: subprocess.Popen[bytes], name: str, checkpoint: Path) -> bool:
-    """Wait until the run has made some steps, then send SIGKILL to one rank."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while run.poll() is None and time.monotonic() < deadline:
-        if checkpoint.exists():
-            processes = _processes(name)
-            victim = next((p for p in processes if p["rank"] == VICTIM and p["pid"]), None)
-            if victim is not None:
-                _say(f"$ kill -9 {victim['pid']}        # rank {VICTIM}")
-                os.kill(victim["pid"], signal.SIGKILL)
-                return True
-        time.sleep(0.05)
-    return False
+def _fields(run: WatchedRun, plan: Plan, ranks: int) -> list[Field]:
+    """What the live view says."""
+    if not run.steps:
+        alive = len(run.living())
+        return [
+            ("starting" if not alive else f"{alive} of {ranks} ranks prepare the first step", "")
+        ]
+    last, alive = run.steps[-1], len(run.living())
+    return [
+        (f"step {last['step'] + 1}/{plan.steps}", "bold"),
+        (f"loss {last['loss']:.3f}", ""),
+        (f"{last['tokens'] / last['seconds']:,.0f} tokens/s", ""),
+        (f"generation {run.generation}", "" if run.generation == 1 else "yellow"),
+        (f"{alive} of {ranks} ranks", "green" if alive == ranks else "bold red"),
+    ]
 
 
-def _tell_the_story(name: str) -> bool:
-    _say(f"$ argosy why {name}")
-    story = _argosy("why", name)
-    print(story.stdout, end="")
-    view = _view(name)
-    generation = max((role["generation"] for role in view["roles"]), default=0)
-    _say(
-        f"{RANKS} ranks, {STEPS} steps, 1 death, generation {generation}, outcome {view['outcome']}"
-    )
-    _say(f"more: argosy events {name} · argosy logs {name} · argosy ps {name}")
-    return bool(view["outcome"] == "succeeded" and generation == 2)
+def _kill_in_the_middle(run: WatchedRun, plan: Plan, screen: Screen) -> Kill | None:
+    """SIGKILL to one rank, once enough steps are done."""
+    if len(run.steps) < plan.steps * KILL_AT:
+        return None
+    victim = next((each for each in run.living() if each.rank == plan.victim), None)
+    if victim is None:
+        return None
+    run.read_steps()
+    kill = Kill(victim.pid, run.steps[-1]["step"] + 1, time.time(), run.median_seconds())
+    os.kill(victim.pid, signal.SIGKILL)
+    screen.command(f"kill -9 {victim.pid}", f"rank {victim.rank}, in step {kill.step + 1}")
+    return kill
 
 
-def _view(name: str) -> dict[str, Any]:
-    listing = json.loads(_argosy("ps", name, "--json").stdout)
-    view: dict[str, Any] = listing["runs"][0]
-    return view
+def _tell_of_recovery(run: WatchedRun, kill: Kill, plan: Plan, screen: Screen) -> None:
+    """Say what came after the kill, when it comes."""
+    if kill.commit_seconds is None:
+        after = next((step for step in run.steps if step["time"] > kill.at), None)
+        if after is not None:
+            kill.commit_seconds = after["time"] - kill.at
+            screen.say(
+                f"step {after['step'] + 1} is committed {kill.commit_seconds:.2f} s after the kill",
+                (f"   a step takes {kill.median_seconds:.2f} s", "dim"),
+            )
+    if not kill.is_replaced:
+        new = _replacement(run, plan)
+        if new is not None:
+            kill.is_replaced = True
+            screen.say(f"generation {run.generation}: a new rank {new.rank}, pid {new.pid}")
 
 
-def _processes(name: str) -> list[dict[str, Any]]:
-    return [process for role in _view(name)["roles"] for process in role["processes"]]
+def _replacement(run: WatchedRun, plan: Plan) -> Member | None:
+    ranks = (each for each in run.living() if each.rank == plan.victim and each.generation > 1)
+    return next(ranks, None)
+
+
+def _check_disturbed(run: WatchedRun, kill: Kill | None, plan: Plan) -> dict[str, bool]:
+    deaths = [(member.pid, member.signal) for member in run.killed()]
+    return {
+        "the disturbed run succeeded": run.outcome == "succeeded",
+        "every step was done, and done once": _is_whole(run, plan),
+        "the loss fell": _has_fallen(run),
+        "exactly one rank died, by the kill": kill is not None
+        and deaths == [(kill.pid, int(signal.SIGKILL))],
+        "a replacement joined in generation 2": run.generation == 2
+        and kill is not None
+        and kill.is_replaced,
+        "a step was committed after the kill": kill is not None and kill.commit_seconds is not None,
+        "a sample was generated": bool(run.result().get("sample")),
+    }
+
+
+def _check_undisturbed(run: WatchedRun, plan: Plan) -> dict[str, bool]:
+    return {
+        "the undisturbed run succeeded": run.outcome == "succeeded",
+        "it was undisturbed": run.generation == 1 and not run.killed(),
+        "its every step was done, and done once": _is_whole(run, plan),
+    }
+
+
+def _is_whole(run: WatchedRun, plan: Plan) -> bool:
+    is_done = run.result().get("steps") == plan.steps
+    return is_done and [step["step"] for step in run.steps] == list(range(plan.steps))
+
+
+def _has_fallen(run: WatchedRun) -> bool:
+    losses = [step["loss"] for step in run.steps]
+    return bool(losses) and _mean_end(losses) < FALL * losses[0]
+
+
+def _mean_end(losses: list[float]) -> float:
+    last = losses[-max(1, len(losses) // 10) :]
+    return sum(last) / len(last)
+
+
+def _figures(run: WatchedRun, kill: Kill | None, result: dict[str, Any]) -> dict[str, Any]:
+    """For the report and for programs."""
+    figures: dict[str, Any] = {
+        "run": run.handle.run,
+        "steps": len(run.steps),
+        "parameters": result.get("parameters"),
+        "first_loss": run.steps[0]["loss"],
+        "last_loss": _mean_end([step["loss"] for step in run.steps]),
+        "tokens_per_second": round(run.tokens_per_second(), 1),
+        "median_step_seconds": round(run.median_seconds(), 4),
+        "lanes_recomputed": result.get("lanes_recomputed"),
+        "digest": result.get("digest", ""),
+        "sample": result.get("prompt", "") + result.get("sample", ""),
+    }
+    if kill is not None and kill.commit_seconds is not None:
+        figures["killed_pid"], figures["killed_in_step"] = kill.pid, kill.step
+        figures["kill_to_commit_seconds"] = round(kill.commit_seconds, 4)
+        figures["recovery_seconds"] = round(kill.commit_seconds - kill.median_seconds, 4)
+    return figures
+
+
+def _show_sample(result: dict[str, Any], screen: Screen) -> None:
+    screen.section("sample")
+    text = result.get("prompt", "") + result.get("sample", "")
+    for number, line in enumerate(text.splitlines()[:12]):
+        shown = "".join(char if char.isprintable() else "?" for char in line.expandtabs(4))
+        screen.say((shown, "bold" if number == 0 else ""))
+
+
+def _report(plan: Plan, found: dict[str, Any], screen: Screen) -> None:
+    labels = (f"{plan.ranks} ranks, one killed", f"{plan.other_ranks} ranks, undisturbed")
+    width = max(map(len, labels)) + 2
+    digests = found["digest"], found["proof"]["digest"]
+    is_equal = found["checks"]["the digests are equal"]
+    for label, digest in zip(labels, digests, strict=True):
+        screen.say(
+            f"{label:<{width}}",
+            (screen.fitted(digest, width), "bold green" if is_equal else "bold red"),
+        )
+    what = "SHA-256 of all parameters and both moments of AdamW"
+    screen.say((f"{'the same bits' if is_equal else 'NOT the same'}: {what}", "bold"))
+    screen.section("report")
+    beyond = max(0.0, found.get("recovery_seconds", 0.0))
+    rows = {
+        "model": f"GPT, {found['parameters']:,} parameters, {plan.lanes} lanes",
+        "speed": f"{found['tokens_per_second']:,.0f} tokens/s on {plan.ranks} ranks",
+        "recovery": f"{beyond:.2f} s from the kill to the next commit, beyond a step's time",
+        "recomputed": f"{found['lanes_recomputed']} lanes, in the dead rank's place",
+    }
+    for name, text in rows.items():
+        screen.say((f"{name:<14}", "dim"), text)
+
+
+def _tell_how_to_look(found: dict[str, Any], was_up: bool, screen: Screen) -> None:
+    screen.say(("in all        ", "dim"), f"{found['seconds']:.0f} s")
+    before = "" if was_up else "argosy up; "
+    screen.say(("to look       ", "dim"), f"{before}argosy why {found['run']}")
+
+
+def _explain(run: WatchedRun, screen: Screen) -> None:
+    """The run did not succeed: its story, as `argosy why` tells it."""
+    story = _argosy("why", run.handle.run)
+    screen.say((f"the run ended: {run.outcome}", "bold red"))
+    screen.say(story.stdout.strip() or story.stderr.strip())
+
+
+@contextmanager
+def _cluster(screen: Screen) -> Iterator[bool]:
+    """Whether there was a cluster; else it is stopped at the end, and further signals wait until that is done."""
+    was_up = is_up(connect()) is not None
+    try:
+        yield was_up
+    finally:
+        screen.clear()
+        if not was_up:
+            before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+            _argosy("down")
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo in order, as Ctrl-C does."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _argosy(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "argosy", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def _say(text: str) -> None:
-    print(f"\n{text}" if text.startswith("$") else text, file=sys.stderr, flush=True)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, start_new_session=True
+    )

@@ -1,87 +1,88 @@
-"""A plain data-parallel training script in torchrun's style: it knows nothing of Argosy.
+"""The program that `argosy demo` runs: a small GPT learns the standard library's sources, then continues a line of code.
 
-    torchrun --nproc-per-node 4 demo_training.py
-    argosy run -n 4 demo_training.py
+    argosy run -n 4 demo_training.py --set data=stdlib.bin
+    python demo_training.py --set data=stdlib.bin
 
-It learns to continue the text of this very file, saves its state every few steps, and starts from the newest state it finds.
+An ordinary training program: nothing in it knows of ranks, of deaths, or of the demo. What it came to is left in `demo.json` of the run's directory.
 """
 
-import os
-from pathlib import Path
+from __future__ import annotations
 
-import numpy as np
+import json
+from dataclasses import dataclass
+
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
-STEPS = int(os.environ.get("STEPS", "120"))
-SAVE_EVERY = 10
-CONTEXT = 16
+import argosy as ar
+
+END = 256
+"""The token after a document, of the byte tokenizer."""
+PROMPT = 'def read_lines(self, path):\n    """Return '
 
 
-def main() -> None:
-    """Train; every rank runs this."""
-    dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Embedding(256, 32),
-        torch.nn.Flatten(),
-        torch.nn.Linear(32 * CONTEXT, 256),
-        torch.nn.GELU(),
-        torch.nn.Linear(256, 256),
+@dataclass
+class Config:
+    """What `argosy demo` chooses."""
+
+    data: str = "stdlib.bin"
+    depth: int = 2
+    width: int = 128
+    sequence_length: int = 256
+    rows_per_lane: int = 1
+    lanes: int = 8
+    learning_rate: float = 4e-3
+    steps: int = 200
+    sample_tokens: int = 200
+
+
+def loss(model: torch.nn.Module, batch: ar.data.Batch) -> tuple[torch.Tensor, int]:
+    """Sum over the labels, and how many there are."""
+    logits = model(batch.tokens)
+    total = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    return total, batch.labels.numel()
+
+
+def main(run: ar.Run, config: Config) -> None:
+    """Every rank runs this; a replacement for a dead one, too."""
+    model = ar.models.GPT.of_depth(
+        config.depth,
+        width=config.width,
+        num_heads=4,
+        sequence_length=config.sequence_length,
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    text = torch.tensor(list(Path(__file__).read_bytes()))
-    checkpoint = Path(os.environ.get("CHECKPOINT", f"/tmp/argosy-demo-{os.getuid()}.npz"))
-    first = load(checkpoint, model)
+    trainer = run.trainer(
+        model=model,
+        data=ar.data.Tokens(config.data, sequence_length=config.sequence_length),
+        loss=loss,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=config.learning_rate, fused=True),
+        batch_size=config.lanes * config.rows_per_lane,
+        lanes=config.lanes,
+        clip=1.0,
+        schedule=ar.schedules.cosine(config.steps, warmup=config.steps // 10, least=0.05),
+    )
+    for step in trainer.steps(config.steps):
+        result = step()
+        run.log(loss=result.loss, tokens=result.tokens, seconds=result.seconds)
 
-    for step in range(first, STEPS):
-        generator = torch.Generator().manual_seed(step * world_size + rank)
-        at = torch.randint(len(text) - CONTEXT, (32,), generator=generator)
-        windows = torch.stack([text[i : i + CONTEXT + 1] for i in at])
-        loss = F.cross_entropy(model(windows[:, :-1]), windows[:, -1])
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        # One message per step: the gradients of all parameters, and the loss.
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        flat = torch.cat([loss.detach().view(1), *(g.view(-1) for g in gradients)])
-        dist.all_reduce(flat)
-        mean_loss, *means = torch.split(flat / world_size, [1, *(g.numel() for g in gradients)])
-        for gradient, mean in zip(gradients, means, strict=True):
-            gradient.copy_(mean.view_as(gradient))
-        optimizer.step()
-        if rank == 0 and (step + 1) % SAVE_EVERY == 0:
-            save(checkpoint, model, step + 1)
-            print(f"step {step + 1} loss {mean_loss.item():.3f}")
-    print("done")
-    dist.destroy_process_group()
-    if rank == 0:
-        checkpoint.unlink(missing_ok=True)
-
-
-def save(path: Path, model: torch.nn.Module, step: int) -> None:
-    """Write beside and rename, so that a death in the middle leaves the older one whole."""
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
-        np.savez(
-            file, step=step, **{name: value.numpy() for name, value in model.state_dict().items()}
+    def report() -> None:
+        prompt = PROMPT.encode()
+        drawn = ar.models.generate(
+            model, prompt, config.sample_tokens, temperature=0.7, seed=run.seed, stop=END
         )
-    beside.replace(path)
+        text = bytes(token for token in drawn.tokens[0] if token < 256)
+        found = {
+            "steps": trainer.step,
+            "digest": trainer.digest(),
+            "parameters": ar.models.num_parameters(model),
+            "prompt": PROMPT,
+            "sample": text.decode(errors="replace"),
+            **trainer.statistics(),
+        }
+        (run.directory / "demo.json").write_text(json.dumps(found))
 
-
-def load(path: Path, model: torch.nn.Module) -> int:
-    """Return the step to go on with."""
-    if not path.exists():
-        return 0
-    with np.load(path) as state:
-        step = int(state["step"])
-        model.load_state_dict(
-            {name: torch.from_numpy(state[name]) for name in state if name != "step"}
-        )
-    print(f"resumed at step {step}")
-    return step
+    run.once(report)
 
 
 if __name__ == "__main__":
-    main()
+    ar.launch(main, Config)

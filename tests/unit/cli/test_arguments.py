@@ -96,7 +96,7 @@ def test_sizes_are_read(text, size):
 
 
 @pytest.mark.parametrize(
-    "verb", [v for v in VERBS if v.name not in ("doctor", "demo")], ids=lambda v: v.name
+    "verb", [v for v in VERBS if v.name != "doctor"], ids=lambda v: v.name
 )
 def test_every_verb_has_help_with_an_example(verb, capsys):
     assert main([*verb.name.split(), "--help"]) == 0
@@ -112,7 +112,7 @@ def test_every_example_of_the_help_is_valid(verb):
     for example in verb.examples:
         words = shlex.split(example)[1:]
         found, rest = find_verb(words)
-        if found.name not in ("doctor", "demo"):
+        if found.name != "doctor":
             parse(found, rest)
 
 
