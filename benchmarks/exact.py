@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.faults import INSIDE, OUTSIDE, STEPS, Reference, Trial, one_trial
+from benchmarks.faults import KINDS, STEPS, Reference, Trial, one_trial
 from benchmarks.measure import SideFailed, percentile, rounded, say, scratch, settle
 from benchmarks.ours import Cluster
 from benchmarks.recorded import Recorded, losses_by_step, read_commits, run_alone
@@ -29,8 +29,9 @@ PACE_SECONDS = 0.03
 def run(
     *, quick: bool, trials: int | None = None, only: str = "", seed: int | None = None
 ) -> dict[str, Any]:
-    """All sections, or those named in `only`: worlds_xs, worlds_s, resizes, schedules, faults. `trials` is the number of fault trials."""
+    """All sections, or those named in `only`: worlds_xs, worlds_s, resizes, schedules, faults or kinds of faults. `trials` is the number of fault trials."""
     seed = SEED if seed is None else seed
+    kinds = tuple(kind for kind in KINDS if kind in only.split(",")) or KINDS
     metrics: dict[str, Any] = {"seed": seed}
     notes: dict[str, str] = {}
     with scratch() as directory:
@@ -42,10 +43,11 @@ def run(
             "worlds_s": lambda: worlds("S", s, 3 if quick else 20),
             "resizes": lambda: resizes(xs, PACED_STEPS),
             "schedules": lambda: schedules(xs, 2 if quick else 30, seed),
-            "faults": lambda: faults(xs, trials or (len(INSIDE + OUTSIDE) if quick else 200), seed),
+            "faults": lambda: faults(xs, kinds, trials or (len(kinds) if quick else 200), seed),
         }
         for name, section in sections.items():
-            if only and name not in only.split(","):
+            is_kind = name == "faults" and kinds != KINDS
+            if only and name not in only.split(",") and not is_kind:
                 continue
             settle()
             say(f"exact: {name}")
@@ -125,10 +127,9 @@ def resized(
             recorded.stop()
 
 
-def faults(task: dict[str, str], trials: int, seed: int) -> dict[str, Any]:
+def faults(task: dict[str, str], kinds: tuple[str, ...], trials: int, seed: int) -> dict[str, Any]:
     """Random faults at random instants, each kind as often as every other."""
     reference = undisturbed(task, STEPS)
-    kinds = [*INSIDE, *OUTSIDE]
     done: list[Trial] = []
     with scratch() as directory, Cluster(directory) as cluster:
         for number in range(trials):

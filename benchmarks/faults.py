@@ -12,6 +12,7 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from benchmarks.recorded import Recorded, losses_by_step
 
 GANG = 4
 STEPS = 60
+END_SECONDS = 90.0
 INSIDE = ("exception", "deadlock", "gil", "slow", "memory", "nan")
 OUTSIDE = (
     "rank",
@@ -35,6 +37,9 @@ OUTSIDE = (
     "agent_and_controller",
     "preemption",
 )
+
+
+KINDS = INSIDE + OUTSIDE
 
 
 class Trial(NamedTuple):
@@ -81,11 +86,14 @@ def one_trial(
             if recorded.newest_step() >= STEPS - 2:
                 raise SideFailed("the fault came too late")
             OUTSIDE_FAULTS[kind](cluster, recorded, chance)
-        outcome = recorded.wait_end(timeout_seconds=60.0)
+        outcome = recorded.wait_end(timeout_seconds=END_SECONDS)
         if outcome != "succeeded":
             why = f"outcome {outcome}"
     except (SideFailed, OSError) as failure:
-        why = str(failure)[-400:]
+        why = f"{str(failure)[-300:]}; {story(cluster, recorded)}"
+    finally:
+        with contextlib.suppress(SideFailed, OSError):
+            recorded.stop()
     digest = ""
     with contextlib.suppress(SideFailed):
         digest = recorded.digest()
@@ -101,6 +109,13 @@ def one_trial(
         time.monotonic() - began,
         why,
     )
+
+
+def story(cluster: Cluster, recorded: Recorded) -> str:
+    """What the runtime says about a run that did not end as it should."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return cluster.command("why", recorded.run, check=False, timeout_seconds=20.0)[-600:]
+    return ""
 
 
 def count_damage(recorded: Recorded, reference: Reference) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import itertools
 import statistics
 import subprocess
 import time
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,8 +51,16 @@ class Recorded:
         self.run = cluster.submit(spec, BENCH_DIR=str(out), **environment)[0]
 
     def view(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.cluster.get(f"/v1/runs/{self.run}")
-        return found
+        """What the controller says; it may be dead on purpose, and is waited for."""
+
+        def ask() -> dict[str, Any]:
+            try:
+                found: dict[str, Any] = self.cluster.get(f"/v1/runs/{self.run}")
+            except (OSError, ValueError, HTTPException, SideFailed):
+                return {}
+            return found
+
+        return wait_until("an answer of the controller", ask, timeout_seconds=30.0, every=0.02)
 
     def pids(self) -> dict[int, int]:
         """Living members, rank -> pid."""
