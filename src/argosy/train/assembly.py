@@ -80,9 +80,8 @@ def make_updaters(
     optimizer: Factory | Mapping[str, Factory], trained: Mapping[str, torch.nn.Parameter]
 ) -> list[Updater]:
     """The optimizers, in the order given."""
-    masters = {
-        name: torch.nn.Parameter(p.detach().to(torch.float32)) for name, p in trained.items()
-    }
+    # .data: with counters of changes of their own, so that an update does not look like a change of the weights.
+    masters = {name: torch.nn.Parameter(p.data.to(torch.float32)) for name, p in trained.items()}
     factories = dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
     updaters = [Updater(name, factory, masters) for name, factory in factories.items()]
     check_disjoint(updaters, trained)

@@ -91,10 +91,11 @@ class Crew:
         """Place among the living members."""
         return self.members.index(self.gang.rank)
 
-    def first_living(self) -> int:
-        """The lowest rank that has not ended."""
+    @property
+    def is_first_living(self) -> bool:
+        """Whether all members before this rank have ended."""
         ended = self._ended()
-        return min((rank for rank in self.members if rank not in ended), default=self.gang.rank)
+        return all(rank in ended for rank in self.members if rank < self.gang.rank)
 
     def pid_of(self, rank: int) -> int:
         """Process id of a member; 0 if unknown."""
@@ -102,10 +103,7 @@ class Crew:
 
     def look(self) -> None:
         """Raise Moved or Stopped when this rank must not wait any longer; cheap."""
-        if self.gang.stopping and not self.roster.is_stopping:
-            self.roster.stop()
-        if self.roster.is_stopping:
-            raise Stopped
+        self._check_stop()
         if self._is_next_ready():
             raise Moved
 
@@ -147,6 +145,13 @@ class Crew:
                 os.close(descriptor)
         self._descriptors = {}
 
+    def _check_stop(self) -> None:
+        generation = self.gang.generation
+        if self.gang.stopping:
+            self.roster.stop(generation)
+        if self.roster.is_stopping(generation):
+            raise Stopped
+
     def _is_next_ready(self) -> bool:
         coming = self.gang.coming()
         if coming is None:
@@ -160,8 +165,7 @@ class Crew:
         generation = self.gang.generation
         if self.roster.process_of(generation, self.gang.rank) is None:
             self.roster.enlist(generation, self.gang.rank)
-        if self.roster.is_stopping:
-            raise Stopped
+        self._check_stop()
         if not self.roster.is_complete(generation, self.gang.world_size):
             return False
         self._forget()

@@ -9,9 +9,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,9 +23,6 @@ from argosy.train import digests, fingerprint
 from argosy.train.memories import Version
 from argosy.train.settings import Settings
 from argosy.train.stateplan import StatePlan
-
-if TYPE_CHECKING:
-    from argosy.train.parts import Parts
 
 _RECORD, _TENSORS = "SAVE.json", "state.safetensors"
 _WAIT_SECONDS = 20.0
@@ -113,21 +110,16 @@ def check_facts(path: Path, facts: Mapping[str, Any], *, allow_drift: bool = Fal
         )
 
 
-def save_once(parts: Parts) -> None:
+def save_once(
+    directory: Path, step: int, write: Callable[[], object], is_turn: Callable[[], bool]
+) -> None:
     """One of the ranks that stop saves; the others wait for it, and take its place if it ends before."""
-    directory = Path(parts.run.directory) / "saves"
-    crew = parts.crew
     deadline = time.monotonic() + _WAIT_SECONDS
-    while time.monotonic() < deadline:
-        step = int(parts.committed.ledger["step"])
-        if step == 0 or (directory / f"step-{step:09d}" / _RECORD).exists():
+    while step and time.monotonic() < deadline:
+        if (directory / f"step-{step:09d}" / _RECORD).exists():
             return
-        if crew.first_living() == crew.rank:
-            version, slot = parts.state.pin()
-            try:
-                save(directory, parts.memories.version(slot), parts.facts())
-            finally:
-                parts.state.unpin(version)
+        if is_turn():
+            write()
             return
         time.sleep(0.02)
 

@@ -65,6 +65,7 @@ class Trainer:
                     f"step {index} was not committed in the loop",
                     fix="call step(), or step.update() and step.commit(), for every step",
                 )
+        self.run.step = self.step
 
     def compute(self, step: Step, part: int, loss: Loss | None) -> None:
         """One update of a step; called by it."""

@@ -113,10 +113,15 @@ def _run_main(main: Main, run: Run, *, is_watched: bool = False) -> None:
         stops.watch()
     torch.set_num_threads(run.threads)
     seed_all(run.seed)
-    if run.config is None:
-        main(run)
-    else:
-        main(run, run.config)
+    try:
+        if run.config is None:
+            main(run)
+        else:
+            main(run, run.config)
+    except SystemExit as left:
+        if left.code == stops.LEFT_CODE and stops.is_asked():
+            stops.die()
+        raise
 
 
 def _make_run(config_type: type[Any] | None, options: Options, *, is_member: bool) -> Run:
