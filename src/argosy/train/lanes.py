@@ -1,7 +1,8 @@
 """One block of lanes: seeds, rounding mode, batch, forward, backward into a slot of the exchange.
 
 A lane's gradient depends on the weights, the step and the lane alone: default generators are seeded, denormals are treated alike, and buffers that forward changes begin with their committed values.
-`p.grad` is a view into the slot while a lane runs, so that sibling lanes accumulate in place; what autograd puts elsewhere is brought back. Knows nothing of ranks.
+`p.grad` is a view into the slot while a lane runs backward, so that sibling lanes accumulate in place; what autograd puts elsewhere is brought back. Two lanes in one slot must come to the bits of two slots
+added: a parameter that gets its gradient in several pieces is therefore added up apart. Knows nothing of ranks.
 """
 
 from __future__ import annotations
@@ -50,10 +51,13 @@ class Lanes:
             for name, buffer in plain.named_buffers()
             if BUFFER + name in layout.indices
         }
-        self._was_cleared = False
+        self._apart: set[str] = set()
+        """Parameters whose gradient comes in several pieces: (a + b) + c is not a + (b + c)."""
         self.lane = -1
         """The lane that is being computed, for reports."""
-        model.zero_grad = self._clear  # type: ignore[method-assign]
+        if plain is model:
+            for parameter in trained.values():
+                _coalesce(parameter)
 
     def compute(
         self,
@@ -64,24 +68,41 @@ class Lanes:
         committed: Callable[[str], torch.Tensor],
     ) -> tuple[frozenset[str], Terms]:
         """Fill a slot with the gradient of its lanes; the parameters touched, and the totals of the loss terms."""
+        while True:
+            found = self._fill(claim, step, loss, batch_of, committed)
+            if found is not None:
+                return found
+
+    def _fill(
+        self,
+        claim: Claim,
+        step: int,
+        loss: Loss,
+        batch_of: Callable[[int], Any],
+        committed: Callable[[str], torch.Tensor],
+    ) -> tuple[frozenset[str], Terms] | None:
+        """None: a gradient that came in pieces has spoilt the slot; it is known now."""
         claim.zero()
         views = self._views_of(claim)
         counters = [view._version for view in views]
+        seen = list(counters)
         touched: set[str] = set()
         terms: Terms = {}
-        model = self._model
-        model.train()
+        self._model.train()
         for lane in range(claim.node.first, claim.node.stop):
             self.lane = lane
+            is_first = lane == claim.node.first
             # Before the seeds: user code that makes a batch draws from the same generators.
             batch = batch_of(lane)
-            for parameter, view in zip(self._direct.values(), views, strict=True):
-                parameter.grad = view
             self._prepare(step, lane, committed)
             total, found = self._evaluate(loss, batch)
-            self._was_cleared = False
+            # Only now: whatever user code does with gradients while it computes a loss leaves no trace.
+            for (name, parameter), view in zip(self._direct.items(), views, strict=True):
+                parameter.grad = None if name in self._apart and not is_first else view
             torch.autograd.backward(total)
-            self._collect(claim, views, lane)
+            if not self._collect(views, seen, is_first):
+                return None
+            self._take_buffers(claim, lane)
             for name, (part, count) in found.items():
                 before = terms.get(name)
                 value = (_number(part), float(count))
@@ -90,8 +111,6 @@ class Lanes:
         for name, view, counter in zip(self._direct, views, counters, strict=True):
             if view._version != counter:
                 touched.add(name)
-        for parameter in self._direct.values():
-            parameter.grad = None
         touched.update(BUFFER + name for name in self._buffers)
         return frozenset(touched), terms
 
@@ -137,17 +156,25 @@ class Lanes:
             whole = whole + part * (weight / totals[name])
         return whole, {**found, WHOLE: (whole, 0.0)}
 
-    def _collect(self, claim: Claim, views: list[torch.Tensor], lane: int) -> None:
-        """Bring back what autograd has put elsewhere, and take the buffers along."""
-        for parameter, view in zip(self._direct.values(), views, strict=True):
-            gradient = parameter.grad
+    def _collect(self, views: list[torch.Tensor], seen: list[int], is_first: bool) -> bool:
+        """Bring back what autograd has put elsewhere; `seen` counts the changes of each view. False: the slot is spoilt."""
+        is_spoilt = False
+        for place, (name, parameter) in enumerate(self._direct.items()):
+            view = views[place]
+            gradient, parameter.grad = parameter.grad, None
             if gradient is view:
-                continue
-            if gradient is None:
-                continue  # cleared, and nothing came after
-            with torch.no_grad():
-                # After a clear it is this lane's alone; otherwise autograd has added it to what was there, out of place.
-                view.add_(gradient) if self._was_cleared else view.copy_(gradient)
+                if view._version > seen[place] + 1:
+                    self._apart.add(name)
+                    is_spoilt |= not is_first
+            elif gradient is not None:
+                with torch.no_grad():
+                    # Apart it is this lane's alone; otherwise autograd has added it to what was there, out of place.
+                    is_apart = name in self._apart and not is_first
+                    view.add_(gradient) if is_apart else view.copy_(gradient)
+            seen[place] = view._version
+        return not is_spoilt
+
+    def _take_buffers(self, claim: Claim, lane: int) -> None:
         for name, buffer in self._buffers.items():
             place = claim.gradient(BUFFER + name).view(buffer.shape)
             if buffer.is_floating_point():
@@ -167,21 +194,29 @@ class Lanes:
 
     def _views_of(self, claim: Claim) -> list[torch.Tensor]:
         flat = claim.flat
-        found = self._views.get(flat.data_ptr())
+        slot = getattr(claim, "slot", None)  # an audit's memory has none, and is not kept
+        found = None if slot is None else self._views.get(slot)
         if found is None:
             # .data: a counter of changes for each, by which a parameter without a gradient is told from one with zeros.
             found = [
                 _like(flat[slice(*self._layout.span(name))], parameter).data
                 for name, parameter in self._direct.items()
             ]
-            self._views[flat.data_ptr()] = found
+            if slot is not None:
+                self._views[slot] = found
         return found
 
-    def _clear(self, set_to_none: bool = True) -> None:
-        """What user code calls as model.zero_grad(): a slot is never zeroed by it."""
-        self._was_cleared = True
-        for parameter in self._trained.values():
-            parameter.grad = None
+
+def _coalesce(parameter: torch.nn.Parameter) -> None:
+    """Rows of a sparse gradient that come more than once are added up before they reach the slot; looked for until there is a dense one."""
+
+    def look(gradient: torch.Tensor) -> torch.Tensor | None:
+        if gradient.is_sparse:
+            return gradient.coalesce()
+        handle.remove()
+        return None
+
+    handle = parameter.register_hook(look)  # type: ignore[no-untyped-call]
 
 
 def _like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@
 what rank 0 returns is the result: it is not to be killed. Torch is imported once, before the forks.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -25,6 +26,8 @@ from argosy.worker.household import keep_house
 from argosy.worker.run import Run
 
 ROWS, WIDTH = 512, 6
+is_first_life = False
+"""Whether this process is no replacement."""
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -45,13 +48,13 @@ class Numbers(torch.utils.data.Dataset):
 
 def die_at(run, step, *, rank=1):
     """End this process like a killed one, if it is that rank's first and the step is that one."""
-    is_first_life = os.environ["ARGOSY_GENERATION"] == "1"
     if is_first_life and run.gang.rank == rank and run.step == step:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main():
     file, directory, *wanted = sys.argv[1:]
+    sys.modules["household_cases"] = sys.modules["__main__"]
     spec = importlib.util.spec_from_file_location("cases", Path(__file__).with_name(file))
     cases = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(cases)
@@ -62,6 +65,7 @@ def main():
         found[each] = run_case(
             getattr(cases, name), int(ranks), Path(directory) / f"{place}-{name}"
         )
+        sys.stderr.write(found[each]["errors"])
     print(json.dumps(found), flush=True)
 
 
@@ -70,6 +74,8 @@ def run_case(case, num_ranks, directory):
     run = Run(name="case", directory=directory, seed=3)
 
     def live():
+        global is_first_life
+        is_first_life = os.environ["ARGOSY_GENERATION"] == "1"
         stops.watch()
         torch.set_num_threads(1)
         seed_all(run.seed)
@@ -78,15 +84,36 @@ def run_case(case, num_ranks, directory):
             (directory / "result.json").write_text(json.dumps(result))
 
     environment = {"ARGOSY_RUN": directory.name, "OMP_NUM_THREADS": "1"}
-    try:
-        code = keep_house(
-            live, num_ranks=num_ranks, directory=str(directory), environment=environment
-        )
-    except Exception:  # one case must not hide the results of the others
-        traceback.print_exc()
-        return {"code": 99}
+    with errors_in(directory / "errors"):
+        try:
+            code = keep_house(
+                live, num_ranks=num_ranks, directory=str(directory), environment=environment
+            )
+        except Exception:  # one case must not hide the results of the others
+            traceback.print_exc()
+            code = 99
     path = directory / "result.json"
-    return {"code": code, "result": json.loads(path.read_text()) if path.exists() else None}
+    return {
+        "code": code,
+        "result": json.loads(path.read_text()) if path.exists() else None,
+        "errors": (directory / "errors").read_text(),
+        "saves": sorted(each.name for each in directory.glob("saves/step-*")),
+    }
+
+
+@contextlib.contextmanager
+def errors_in(path):
+    """What this process and its ranks say on standard error goes to a file."""
+    sys.stderr.flush()
+    kept, own = os.dup(2), os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(own, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(own)
 
 
 if __name__ == "__main__":

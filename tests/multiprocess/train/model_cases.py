@@ -4,6 +4,7 @@ import torch
 from household_cases import WIDTH, Numbers, die_at
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 STEPS = 4
 
@@ -47,40 +48,6 @@ def plain(run):
     return train(run, network())
 
 
-def plain_killed(run):
-    return train(run, network(), before=lambda trainer, step: die_at(run, 2))
-
-
-def frozen(run):
-    model = network()
-    for parameter in model[0].parameters():
-        parameter.requires_grad_(False)
-    before = model[0].weight.clone()
-    found = train(run, model)
-    return {**found, "is_kept": torch.equal(before, model[0].weight)}
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(16, WIDTH, bias=False)
-        self.head = nn.Linear(16, WIDTH, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, inputs):
-        return self.head(torch.tanh(inputs @ self.embed.weight))
-
-
-def tied(run):
-    return train(run, Tied())
-
-
-def decay_groups(run):
-    return train(
-        run, network(), optimizer=lambda params: torch.optim.AdamW(params.decayed(0.1), lr=1e-2)
-    )
-
-
 def bfloat16(run):
     def loss(model, batch):
         logits = model(batch.inputs.bfloat16()).float()
@@ -89,63 +56,54 @@ def bfloat16(run):
     return train(run, network(), loss=loss, precision="bfloat16")
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, *, is_reentrant):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(WIDTH, 16), nn.Dropout(0.2), nn.Tanh())
-        self.head = nn.Linear(16, 4)
-        self.is_reentrant = is_reentrant
+class Kinds(nn.Module):
+    """Frozen and tied weights, low-rank adapters, batch statistics, a sparse table, layers computed again in backward."""
 
-    def forward(self, inputs):
-        inputs = inputs.requires_grad_(self.is_reentrant)
-        return self.head(
-            torch.utils.checkpoint.checkpoint(self.inner, inputs, use_reentrant=self.is_reentrant)
-        )
-
-
-def checkpointed(run):
-    return train(run, Checkpointed(is_reentrant=False))
-
-
-def checkpointed_reentrant(run):
-    return train(run, Checkpointed(is_reentrant=True))
-
-
-def batch_norm(run):
-    model = network(nn.BatchNorm1d(16))
-    found = train(run, model)
-    return {
-        **found,
-        "mean": model[1].running_mean.tolist(),
-        "count": int(model[1].num_batches_tracked),
-    }
-
-
-class Bag(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(12, 8, sparse=True)
+        self.base = nn.Linear(WIDTH, 8).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 8, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.kept = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh())
+        self.again = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh())
+        self.turn = nn.Linear(8, 8, bias=False)
+        self.back = nn.Linear(8, 8, bias=False)
+        self.back.weight = self.turn.weight
         self.head = nn.Linear(8, 4)
+        self.unused = nn.Linear(3, 3)
 
     def forward(self, inputs):
-        return self.head(self.table((inputs.abs() * 4).long().clamp(max=11)).mean(1))
+        found = self.base(inputs) + self.up(self.down(inputs))
+        found = self.norm(found + self.table((inputs.abs() * 4).long().clamp(max=11)).mean(1))
+        found = checkpoint(self.kept, found, use_reentrant=False)
+        # Twice: its gradient comes in two pieces.
+        found = checkpoint(self.again, found, use_reentrant=True)
+        found = checkpoint(self.again, found, use_reentrant=True)
+        return self.head(self.back(self.turn(found)))
 
 
-def sparse_embedding(run):
-    return train(run, Bag())
+def kinds(run):
+    model = Kinds()
+    before = model.base.weight.clone()
 
-
-def variable_counts(run):
     def loss(model, batch):
-        kept = batch.inputs[:, 0] > 0
-        return (
-            functional.cross_entropy(
-                model(batch.inputs)[kept], batch.labels[kept], reduction="sum"
-            ),
-            int(kept.sum()),
-        )
+        model.zero_grad()  # a habit that must not cost the sibling's gradient
+        return classify(model, batch)
 
-    return train(run, network(), loss=loss)
+    found = train(
+        run,
+        model,
+        loss=loss,
+        optimizer=lambda params: torch.optim.AdamW(params.decayed(0.1), lr=1e-2),
+    )
+    return {
+        **found,
+        "is_kept": torch.equal(before, model.base.weight),
+        "is_tied": model.back.weight is model.turn.weight,
+        "num_batches": int(model.norm.num_batches_tracked),
+        "has_statistics": bool(model.norm.running_mean.abs().sum() > 0),
+    }
 
 
 def positive(batch):

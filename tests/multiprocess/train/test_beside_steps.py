@@ -1,0 +1,81 @@
+"""Evaluations, edits, averages, fed batches and rewinds: the same at every world size and through deaths."""
+
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture
+def results(run_cases):
+    def find(*wanted):
+        found = run_cases("feature_cases.py", *wanted)
+        assert {each: found[each]["code"] for each in wanted} == dict.fromkeys(wanted, 0), found
+        return [found[each]["result"] for each in wanted]
+
+    return find
+
+
+def test_evaluations_are_the_same_at_every_world_size_and_when_a_rank_dies_in_one(results):
+    one, three, killed, wrong = results(
+        "evaluate:1", "evaluate:3", "evaluate_killed:3", "evaluate_wrongly:1"
+    )
+    assert one == three == killed
+    assert one["found"][-2]["accuracy"] == one["by_hand"][0]
+    assert one["found"][-2]["loss"] == pytest.approx(one["by_hand"][1], rel=1e-5)
+    assert "not (sum, count)" in wrong["said"]
+
+
+def test_a_rank_that_joins_finds_the_evaluations_that_the_others_have_done(results):
+    one, killed = results("evaluate_before_steps:1", "evaluate_before_steps:3")
+    assert one == killed
+
+
+def test_edits_are_made_once_also_when_ranks_die_before_and_after_them(results):
+    one, three, killed, halves = results("edit:1", "edit:3", "edit_killed:3", "edit_halves:2")
+    assert one == three == killed
+    assert (halves["is_halved"], halves["is_same_step"]) == (True, True)
+    assert "outside a step" in halves["said"][0]
+    assert "no weights 'ema'" in halves["said"][1]
+
+
+def test_weights_that_are_changed_outside_a_step_are_refused(run_cases):
+    found = run_cases("feature_cases.py", "change_outside:2", "change_data_outside:1")
+    assert [each["code"] for each in found.values()] == [64, 64]
+    said = found["change_outside:2"]["said"]
+    assert "parameter '0.bias' was changed outside a step" in said
+    assert "parameter '0.weight' was changed outside a step" in said
+
+
+def test_averages_are_those_computed_by_hand_and_the_weights_come_back(results):
+    one, three = results("averages:1", "averages:3")
+    assert one == three
+    assert (one["is_equal"], one["is_back"], one["differ"]) == (True, True, True)
+
+
+def test_lanes_of_fed_batches_are_computed_again_from_the_same_bytes(run_cases):
+    """What is fed never repeats, so equal bits from its record mean that nothing was made twice."""
+    found = run_cases("feature_cases.py", "feed_killed:3", "feed_again:1", "feed_nothing:2")
+    killed, again = found["feed_killed:3"], found["feed_again:1"]
+    assert killed["code"] == again["code"] == 0, killed["said"]
+    assert killed["result"]["digest"] == again["result"]["digest"]
+    assert found["feed_nothing:2"]["code"] == 64
+    assert "there is no batch 0: this trainer has no data" in killed["said"]
+
+
+def test_a_rewind_comes_to_what_training_without_the_batch_comes_to(results):
+    one, three, killed, without = results(
+        "rewind:1", "rewind:3", "rewind_killed:3", "without_the_batch:2"
+    )
+    assert one == three == killed
+    assert one["digest"] == without["digest"]
+    assert one["omitted"] == [5]
+    assert one["seen"] == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8]
+    assert one["flags"][5] == [True, True]
+    assert one["state"] == 9, "run.state goes back too"
+
+
+def test_a_spike_is_rewound_like_a_loss_that_is_not_finite(results):
+    one, three = results("rewind_spike:1", "rewind_spike:3")
+    assert one == three
+    assert one["omitted"] == [20]
+    assert one["seen"][20:23] == [20, 18, 19]

@@ -1,0 +1,71 @@
+"""The same bits at every world size for every kind of model, loss and optimizer."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+HERE = Path(__file__).parent
+
+
+def load_cases(name):
+    """A program beside this file, in this process."""
+    for each in ("household_cases", name):
+        if each not in sys.modules:
+            spec = importlib.util.spec_from_file_location(each, HERE / f"{each}.py")
+            sys.modules[each] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[each])
+    return sys.modules[name]
+
+
+@pytest.fixture
+def results(run_cases):
+    def find(*wanted):
+        found = run_cases("model_cases.py", *wanted)
+        assert {each: found[each]["code"] for each in wanted} == dict.fromkeys(wanted, 0), found
+        return [found[each]["result"] for each in wanted]
+
+    return find
+
+
+def test_kinds_of_models_come_to_the_same_bits_on_one_two_and_three_ranks(results):
+    cases = ("plain", "kinds", "bfloat16")
+    found = results(*(f"{case}:{ranks}" for case in cases for ranks in (1, 2, 3)))
+    for place in range(0, 9, 3):
+        one, two, three = found[place : place + 3]
+        assert one == two == three
+    assert len({result["digest"] for result in found}) == 3
+    kinds = found[3]
+    assert (kinds["is_kept"], kinds["is_tied"], kinds["has_statistics"]) == (True, True, True)
+    assert kinds["num_batches"] == 4, "once per step, not once per lane"
+
+
+def test_named_terms_are_divided_by_their_own_totals_before_backward(results):
+    one, two, three = results("named_terms:1", "named_terms:2", "named_terms:3")
+    assert one == two == three
+    loss, norm = load_cases("model_cases").reference_of_named_terms()
+    assert one["losses"][0] == pytest.approx(loss, rel=1e-5)
+    assert one["norms"][0] == pytest.approx(norm, rel=1e-5)
+    assert set(one["terms"]) == {"main", "side"}
+
+
+def test_two_optimizers_make_one_commit_also_when_ranks_die_between_their_updates(results):
+    one, three, killed = results("adversaries:1", "adversaries:3", "adversaries_killed:3")
+    assert one == three == killed
+
+
+def test_every_optimizer_of_torch_comes_to_the_same_bits_on_one_and_three_ranks(results):
+    one, three = results("every_optimizer:1", "every_optimizer:3")
+    assert one == three
+
+
+def test_a_compiled_model_comes_to_the_same_bits_on_one_and_two_ranks(run_cases, tmp_path):
+    variables = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    found = run_cases("model_cases.py", "compiled:1", "compiled:2", variables=variables.items())
+    assert found["compiled:1"]["code"] == 0, found["compiled:1"]["said"]
+    assert found["compiled:1"]["result"] == found["compiled:2"]["result"]
