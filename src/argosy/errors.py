@@ -131,6 +131,10 @@ class NoRoute(ArgosyError):
     exit_code = 69
 
 
+REFUSALS = (ConfigError, DataError, MismatchError, NoRoom, StepStopped)
+"""Another start of the same program would say the same: said once, in two lines, and nothing is restarted."""
+
+
 class InvariantError(ArgosyError):
     """A bug of ours: a decider met an impossible transition; carries the story that led to it."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from argosy.errors import NoRoom
 
 PAGE = 4096
-_MARGIN_BYTES = 32 << 20
+MARGIN_BYTES = 32 << 20
 """Left to the rest of the host: the kernel kills somebody before it refuses the last page."""
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
@@ -33,7 +33,7 @@ def reserve(descriptor: int, size: int, what: str) -> None:
     if missing <= 0:
         return
     free = available_bytes()
-    if missing > free - _MARGIN_BYTES:
+    if missing > free - MARGIN_BYTES:
         raise NoRoom(
             f"{what} needs {_mebibytes(missing)} and this host can give {_mebibytes(free)}",
             fix="use fewer or smaller arenas, end other programs, or raise the memory limit",

@@ -5,6 +5,7 @@ Made by trainer.py, also in replacements, which find what is shared. Holds them 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 
 from argosy import data as sources
 from argosy.data.prefetch import Ahead
-from argosy.errors import ConfigError
+from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
-from argosy.train import assembly, fingerprint, saves, seeds
+from argosy.train import assembly, fingerprint, room, saves, seeds
 from argosy.train.crew import Crew
 from argosy.train.feeding import Pantry, Unfed
 from argosy.train.guards import batch_of_step
@@ -44,6 +45,7 @@ class Parts:
     ) -> None:
         self.run, self.model, self.loss, self.settings = run, model, loss, settings
         lanes = settings.lanes
+        _check_arguments(model, loss)
         assembly.prepare_numerics(settings)
         _check_ranks(run.gang.world_size, lanes)
         self.feed = _make_feed(data, settings, run.seed)
@@ -59,7 +61,7 @@ class Parts:
         _check_guard(settings, len(self.updaters))
         plan = assembly.make_plan(trained, buffers, self.updaters, settings)
         layout = assembly.make_layout(plan, self.updaters, lanes, settings)
-        saves.check_room(plan, layout, plain, settings)
+        room.check(plan, layout, plain, settings, _PREFIX)
         self.memories = Memories(_PREFIX, assembly.make_weights(_PREFIX, plain, settings), plan)
         self.fingerprint = fingerprint.take(
             mode=settings.mode, threads=torch.get_num_threads(), compiled=plain is not model
@@ -81,6 +83,7 @@ class Parts:
         self.transaction = Transaction(
             self.crew, self.exchange, self.memories, self.lanes, self.updaters, settings, self.batch
         )
+        self.transaction.before_failing = self.save_at_once
 
     # --- the committed version ----------------------------------------------------------------
 
@@ -121,6 +124,13 @@ class Parts:
             directory, step, lambda: self._write(directory), lambda: self.crew.is_first_living
         )
 
+    def save_at_once(self) -> None:
+        """Save what is committed because the run is about to fail; nothing that goes wrong here may hide the cause."""
+        directory = Path(self.run.directory) / "saves"
+        if int(self.committed.ledger["step"]):
+            with contextlib.suppress(OSError, ArgosyError):
+                self._write(directory)
+
     def _write(self, directory: Path) -> None:
         version, slot = self.state.pin()
         try:
@@ -160,7 +170,8 @@ class Parts:
                 f"there is no save in {self.run.resume_from}",
                 fix="resume from the directory of a run that was stopped after its first step",
             )
-        saves.check_facts(found, self.facts(), allow_drift=self.settings.allow_drift)
+        is_allowed = self.settings.allow_drift or self.run.allows_drift
+        saves.check_facts(found, self.facts(), allow_drift=is_allowed)
         return found
 
     def _warm_up(self) -> None:
@@ -177,6 +188,18 @@ class Parts:
     def _look_at_one_lane(self) -> None:
         self.model.train()
         self.loss(self.model, self._counted.take(0, 0))
+
+
+def _check_arguments(model: object, loss: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"model= is {type(model).__name__}, not a torch.nn.Module", fix="give a module, made"
+        )
+    if not callable(loss):
+        raise ConfigError(
+            f"loss= is {type(loss).__name__}, not a function",
+            fix="loss=fn, where fn(model, batch) returns (sum, count)",
+        )
 
 
 def _make_feed(data: Any, settings: Settings, seed: int) -> Any:

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from argosy.errors import ConfigError, MismatchError, NoRoom
-from argosy.move import hostmemory
-from argosy.move.layout import Layout
+from argosy.errors import DataError, HomeError, MismatchError
 from argosy.train import digests, fingerprint
 from argosy.train.memories import Version
-from argosy.train.settings import Settings
 from argosy.train.stateplan import StatePlan
 
 _RECORD, _TENSORS = "SAVE.json", "state.safetensors"
+_FORMAT = 1
 _WAIT_SECONDS = 20.0
 
 
@@ -41,7 +40,7 @@ def save(directory: Path, version: Version, facts: Mapping[str, Any]) -> Path:
         save_file({key: tensor.contiguous() for key, tensor in named.items()}, beside / _TENSORS)
         record = {
             **facts,
-            "format": 1,
+            "format": _FORMAT,
             "step": step,
             "ledger": version.ledger,
             "begun": [name for name in version.plan.names if version.has_begun(name)],
@@ -70,8 +69,16 @@ def newest(directory: Path) -> Path | None:
 
 def record_of(path: Path) -> dict[str, Any]:
     """What a save says of itself."""
-    found: dict[str, Any] = json.loads((path / _RECORD).read_text())
-    return found
+    try:
+        found: dict[str, Any] = json.loads((path / _RECORD).read_text())
+        if found["format"] == _FORMAT:
+            return found
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(f"{path / _RECORD} cannot be read", fix="use an older save")
+    raise DataError(
+        f"{path} has format {found['format']}, this version reads {_FORMAT}",
+        fix="resume with the version of Argosy that saved it",
+    )
 
 
 def load(path: Path, version: Version) -> None:
@@ -82,14 +89,17 @@ def load(path: Path, version: Version) -> None:
             f"{path} was saved by another model or optimizer",
             fix="resume with the model and optimizer it was made with",
         )
-    stored = load_file(path / _TENSORS)
+    try:
+        stored = load_file(path / _TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path / _TENSORS} cannot be read: {error}", fix="use an older save")
     for key, tensor in zip(_keys(version.plan), version.tensors, strict=True):
         tensor.copy_(stored[key])
     for name in version.plan.names:
         version.set_begun(name, name in set(record["begun"]))
     version.ledger = record["ledger"]
     if digests.of_version(version) != record["digest"]:
-        raise MismatchError(
+        raise DataError(
             f"{path} does not have the digest it was saved with", fix="use an older save"
         )
 
@@ -124,30 +134,12 @@ def save_once(
         time.sleep(0.02)
 
 
-def check_room(plan: StatePlan, layout: Layout, model: torch.nn.Module, settings: Settings) -> None:
-    """Refuse a model that does not fit, before anything is made."""
-    weights = sum(p.numel() for p in model.parameters()) * (
-        2 if settings.precision == "bfloat16" else 4
-    )
-    needed = weights + 2 * plan.num_bytes + layout.places.total
-    available = hostmemory.available_bytes()
-    if needed > available:
-        share = available / needed
-        fits = int(sum(p.numel() for p in model.parameters()) * share)
-        raise NoRoom(
-            f"training needs {needed / 2**30:.1f} GiB of shared memory "
-            f"(weights {weights / 2**30:.1f}, state {2 * plan.num_bytes / 2**30:.1f}, "
-            f"gradients {layout.places.total / 2**30:.1f}), {available / 2**30:.1f} GiB are free",
-            fix=f"about {fits / 1e6:.0f} M parameters would fit; fewer lanes need fewer slots",
-        )
-
-
 def _verify(path: Path, named: Mapping[str, torch.Tensor]) -> None:
     """What was written is read again and compared, byte by byte."""
     stored = load_file(path)
     for key, tensor in named.items():
         if digests.of_tensor(stored[key]) != digests.of_tensor(tensor):
-            raise ConfigError(f"{key!r} was not written as it is", fix="look at the disk")
+            raise HomeError(f"{key!r} was not written as it is", fix="look at the disk")
 
 
 def _keys(plan: StatePlan) -> list[str]:

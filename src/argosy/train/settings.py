@@ -78,6 +78,9 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"clip = {settings.clip}", fix="give a positive norm, or None")
     if settings.ema is not None and not 0 < settings.ema < 1:
         raise ConfigError(f"ema = {settings.ema}", fix="give a decay between 0 and 1, or None")
+    _check_whole("batch_size", settings.batch_size)
+    _check_whole("lanes", settings.lanes)
+    _check_whole("prefetch", settings.prefetch)
     if settings.batch_size < 1 or settings.lanes < 1:
         raise ConfigError(
             f"batch_size = {settings.batch_size}, lanes = {settings.lanes}",
@@ -87,6 +90,11 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"prefetch = {settings.prefetch}", fix="give 0 or more")
     if settings.hang_seconds <= 0 or settings.first_hang_seconds <= 0:
         raise ConfigError("hang_seconds is not positive", fix="give seconds")
+
+
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} = {value!r} is not a whole number", fix=f"example: {name}=8")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

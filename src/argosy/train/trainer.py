@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from argosy.errors import ConfigError
+from argosy.errors import REFUSALS, ConfigError
 from argosy.train import digests, edits, views
 from argosy.train.crew import Stopped
 from argosy.train.evaluation import Evaluation
@@ -184,13 +184,16 @@ class Trainer:
 
     @contextmanager
     def _saved_when_stopped(self) -> Iterator[None]:
-        """When the run is to stop, save and leave."""
+        """When the run is to stop, save and leave; when it cannot go on, save what it has come to."""
         try:
             yield
         except Stopped:
             self.parts.ahead.close()
             self.parts.save()
             raise SystemExit(LEFT_CODE)
+        except REFUSALS:
+            self.parts.save_at_once()
+            raise
 
     def _refuse_inside(self, what: str) -> None:
         if self._work is not None:

@@ -78,6 +78,8 @@ class Transaction:
         self._updaters = updaters
         self._settings = settings
         self._batch_of = batch_of
+        self.before_failing: Callable[[], None] = lambda: None
+        """Called before the run is told that it cannot succeed."""
         self._judge = Judge(settings)
         self._integrity = Integrity(memories.weights)
         self._snapshots = Snapshots(
@@ -226,6 +228,7 @@ class Transaction:
         attempt = os.environ.get("ARGOSY_ATTEMPT", str(os.getpid()))
         is_repeated = self.crew.roster.note_failure(step, lane, text, attempt)
         if recovery.judge_failure(is_repeated=is_repeated) == "fail":
+            self.before_failing()
             self.crew.gang.fail(f"step {step}, lane {lane} raised on two ranks: {text}")
 
     def _audit(self, work: Work, gathered: Gathered, loss: Loss) -> None:

@@ -55,6 +55,11 @@ class Updater:
     def __init__(self, name: str, factory: Factory, masters: dict[str, torch.nn.Parameter]) -> None:
         self.name = name
         self._masters = masters
+        if not callable(factory):
+            raise ConfigError(
+                f"optimizer= is {type(factory).__name__}, not a function that makes one",
+                fix="optimizer=lambda params: torch.optim.AdamW(params, lr=3e-4): it is made for master copies of the parameters",
+            )
         self.optimizer = factory(MasterParameters(masters))
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise ConfigError(

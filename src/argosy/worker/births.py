@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from argosy.errors import ConfigError
+from argosy.errors import REFUSALS
 
 PARENT = "ARGOSY_HOUSEHOLD"
 """Pid of the parent, in the environment of a household's ranks."""
@@ -108,7 +108,7 @@ def _run(body: Body) -> int:
         body()
     except SystemExit as error:
         return _code_of(error)
-    except ConfigError as error:
+    except REFUSALS as error:
         _leave_error(error, f"argosy: {error}", is_refusal=True)
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the entry point of the user's program

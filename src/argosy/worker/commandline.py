@@ -31,6 +31,7 @@ _FLAGS = {
     "--resume": "resume",
     "--set": "set",
 }
+_CONSENTS = {"--allow-source": "source", "--allow-drift": "drift"}
 _HELP = """\
   -n RANKS           ranks to fork; 1 runs in this very process, for a debugger (default: one per core)
   --threads T        threads of each rank, a constant of the run (default: 1)
@@ -39,6 +40,8 @@ _HELP = """\
   --name NAME        name of the run (default: the script's)
   --directory DIR    where the run's files go (default: runs/NAME-TIME)
   --resume DIR       go on with the run of that directory
+  --allow-source     resume although the program's source has changed
+  --allow-drift      resume although torch, CPU or threads are others: bits may differ
 """
 
 
@@ -53,6 +56,8 @@ class Options:
     directory: str = ""
     resume: str = ""
     overrides: list[str] = field(default_factory=list)
+    allowed: set[str] = field(default_factory=set)
+    """What may differ on a resume: `source`, `drift`."""
     is_help: bool = False
 
 
@@ -64,6 +69,9 @@ def read_options(arguments: Sequence[str], environment: Mapping[str, str]) -> Op
         word = words.pop(0)
         if word in ("-h", "--help"):
             options.is_help = True
+            continue
+        if word in _CONSENTS:
+            options.allowed.add(_CONSENTS[word])
             continue
         flag, equals, value = word.partition("=")
         if flag.startswith("-n") and flag[2:].isdigit():
@@ -114,7 +122,7 @@ def _note(options: Options, flag: str, value: str) -> None:
 def _suggest(flag: str) -> str:
     if not flag.startswith("-") or "=" in flag:
         return f"to change the config: --set {flag}=VALUE; see --help"
-    return did_you_mean(flag, _FLAGS, otherwise="see --help")
+    return did_you_mean(flag, [*_FLAGS, *_CONSENTS], otherwise="see --help")
 
 
 def _given_by_run(environment: Mapping[str, str]) -> list[str]:

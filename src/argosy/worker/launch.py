@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from argosy import __version__
-from argosy.errors import ArgosyError, ConfigError
+from argosy.errors import REFUSALS, ArgosyError, ConfigError
 from argosy.native import isa
 from argosy.protocol import link as links
 from argosy.worker import births, gang, records, stops
@@ -26,6 +26,7 @@ from argosy.worker.commandline import Options, help_text, read_options
 from argosy.worker.household import keep_house
 from argosy.worker.run import Run
 from argosy.worker.settings import build_config, digest, to_plain
+from argosy.worker.sources import digest_sources
 
 _DEFAULT_LANES = 8
 """More ranks than lanes would have nothing to do."""
@@ -74,7 +75,7 @@ def _run_here(main: Main, run: Run, *, is_member: bool) -> None:
     stops.watch(interrupts=not is_member)
     try:
         _run_main(main, run, is_watched=True)
-    except ConfigError as error:
+    except REFUSALS as error:
         _refuse(error, is_member=is_member)
     finally:
         stops.forget()
@@ -146,6 +147,7 @@ def _make_run(config_type: type[Any] | None, options: Options, *, is_member: boo
         "overrides": overrides,
         "argosy": __version__,
         "lineage": list(before.get("lineage", [])),
+        "source": digest_sources(),
     }
     if before:
         _note_changes(before, record, options)
@@ -157,12 +159,13 @@ def _make_run(config_type: type[Any] | None, options: Options, *, is_member: boo
         seed=seed,
         threads=threads,
         resume_from=Path(options.resume).absolute() if options.resume else None,
+        allows_drift="drift" in options.allowed,
     )
 
 
 def _note_changes(before: records.Record, record: records.Record, options: Options) -> None:
     """On resume a `--set` is the consent: the difference is shown and begins a new lineage."""
-    changes = records.check_consent(before, record, options.overrides)
+    changes = records.check_consent(before, record, options.overrides, options.allowed)
     if changes:
         if os.environ.get("RANK", "0") == "0":
             for line in changes:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from argosy.errors import ConfigError, HomeError
 from argosy.worker.settings import flatten, parse_keys
+from argosy.worker.sources import find_changed
 
 Record = dict[str, Any]
 
@@ -94,7 +95,9 @@ def find_differences(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def check_consent(before: Record, after: Record, overrides: Iterable[str]) -> list[str]:
+def check_consent(
+    before: Record, after: Record, overrides: Iterable[str], allowed: Collection[str] = ()
+) -> list[str]:
     """What the present words change of a run that goes on, one line each; what they do not name must be as it was."""
     named = set(parse_keys(overrides))
     lines = []
@@ -105,6 +108,14 @@ def check_consent(before: Record, after: Record, overrides: Iterable[str]) -> li
                 fix=f"say which: --set {key}={old} or --set {key}={new}",
             )
         lines.append(f"{key}: {old!r} -> {new!r}")
+    changed = find_changed(before.get("source", {}), after.get("source", {}))
+    if changed and "source" not in allowed:
+        raise ConfigError(
+            f"{changed[0]} has changed since the run began"
+            + (f", and {len(changed) - 1} more" if len(changed) > 1 else ""),
+            fix="resume with the source that it began with, or consent: --allow-source",
+        )
+    lines += [f"source: {name}" for name in changed]
     numbers = [key for key in ("seed", "threads") if before.get(key) != after.get(key)]
     return lines + [f"{key}: {before.get(key)!r} -> {after.get(key)!r}" for key in numbers]
 

@@ -33,6 +33,7 @@ class Run:
         seed: int = 0,
         threads: int = 1,
         resume_from: Path | None = None,
+        allows_drift: bool = False,
     ) -> None:
         self.name = name
         self.directory = directory
@@ -42,6 +43,8 @@ class Run:
         """Threads of each rank: a constant of the run."""
         self.resume_from = resume_from
         """The directory of the run that this one goes on with; None: it begins anew."""
+        self.allows_drift = allows_drift
+        """Whether it may go on under another numerics fingerprint."""
         self.state = State()
         self.step: int | None = None
         """The step in progress, set by the trainer; measurements and side effects are dated by it."""

@@ -142,6 +142,7 @@ class Upkeep:
         self._failures: dict[str, list[float]] = {name: [] for name in _FAILURES}
         """When failures of each class happened, of the last hour."""
         self._last_error = ""
+        self._last_trace = ""
         """What the last failing program said, while no step was made since."""
         self._fruitless = 0
         self._story: list[str] = []
@@ -177,7 +178,10 @@ class Upkeep:
             return self._suspect(message)
         elif what == "fail" and self.end is None:
             reason = str(message.get("reason") or "no reason given")
-            return self._finish(End(1, f"the run cannot succeed: {reason}"))
+            # What a rank raised was only named when it was started again: here it is shown whole.
+            last = self._last_trace.strip().rpartition("\n")[2]
+            cause = self._last_trace if last and last in reason else ""
+            return self._finish(End(1, f"the run cannot succeed: {reason}", cause))
         return []
 
     def interrupted(self, number: int) -> list[Action]:
@@ -291,6 +295,7 @@ class Upkeep:
             why = f"{who}; it failed twice in the same way without a step in between"
             return self._finish(End(code, why, exit.error))
         self._last_error = said
+        self._last_trace = exit.error
         self._fruitless += 1
         if self._fruitless > self.num_ranks:
             wait = _FIRST_WAIT_SECONDS * 2.0 ** min(10, self._fruitless - self.num_ranks)

@@ -14,6 +14,16 @@ SECONDS = 150.0
 
 @pytest.fixture
 def run_cases(tmp_path):
+    return cases_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def run_cases_together(tmp_path_factory):
+    """For results that all tests of a file look at."""
+    return cases_in(tmp_path_factory.mktemp("cases"))
+
+
+def cases_in(tmp_path):
     def run(file, *wanted, variables=()):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ARGOSY_")}
         done = subprocess.run(

@@ -2,6 +2,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -214,6 +216,26 @@ def test_a_resume_may_differ_in_what_was_named_alone():
     assert "--set depth=1 or --set depth=2" in caught.value.fix
     assert records.check_consent(before, after, ["depth=2"]) == ["depth: 1 -> 2"]
     assert records.check_consent(before, {**before, "seed": 3}, []) == ["seed: 0 -> 3"]
+
+
+def test_a_resume_with_changed_source_needs_consent():
+    before = {**record(depth=1), "source": {"train.py": "a", "model.py": "b", "gone.py": "c"}}
+    after = {**record(depth=1), "source": {"train.py": "a", "model.py": "d", "new.py": "e"}}
+    with pytest.raises(ConfigError, match=r"^model\.py has changed since the run began") as caught:
+        records.check_consent(before, after, [])
+    assert "--allow-source" in caught.value.fix
+    assert records.check_consent(before, after, [], {"source"}) == ["source: model.py"]
+    assert records.check_consent(record(depth=1), after, []) == [], "older records have none"
+
+
+def test_the_source_of_a_program_is_its_script_and_what_lies_beside_it(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import helper, json\nfrom argosy.worker import sources\nprint(json.dumps(sources.digest_sources()))"
+    )
+    (tmp_path / "helper.py").write_text("")
+    command = [sys.executable, tmp_path / "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert sorted(json.loads(done.stdout)) == ["helper.py", "train.py"]
 
 
 def test_measurements_that_cannot_be_written_do_not_stop_the_program(tmp_path, capsys):

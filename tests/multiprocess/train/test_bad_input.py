@@ -1,0 +1,138 @@
+"""What a program may do wrong is refused or explained in two lines, once, and nothing is restarted for it."""
+
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+
+REFUSED = {
+    # case and ranks: exit code, what happened, the fix
+    "indivisible:2": (64, "batch_size = 30 is not divisible by lanes = 8", "use 24 or 32"),
+    "no_batch_size:1": (64, "batch_size = 0, lanes = 8", r"run\.trainer\(batch_size=32"),
+    "lanes_as_text:1": (64, "lanes = '8' is not a whole number", "lanes=8"),
+    "two_lanes:3": (64, "3 ranks for 2 lanes", "at most 2 ranks, or more lanes"),
+    "misspelt:1": (64, "no argument 'batchsize'", "`batch_size`"),
+    "made_optimizer:1": (64, "optimizer= is AdamW, not a function", "lambda params"),
+    "no_module:1": (64, r"model= is function, not a torch\.nn\.Module", "give a module"),
+    "loss_is_no_function:1": (64, "loss= is Tensor, not a function", r"\(sum, count\)"),
+    "too_large:2": (
+        71,
+        r"needs [\d.]+ MiB of shared memory \(weights .*, state .*, gradients .*\), 2\.0 MiB can be had",
+        r"about 0\.04 M of 0\.45 M parameters would fit",
+    ),
+    "complex_parameter:1": (64, r"parameter 'phase' is torch\.complex64", "two real ones"),
+    "nothing_to_train:1": (64, "no parameter to train", "requires_grad"),
+    "no_count:2": (64, r"returned Tensor for 'loss', not \(sum, count\)", r"labels\.numel\(\)"),
+    "count_is_no_number:1": (64, "the count of 'loss' is None", "a number"),
+    "not_summed:1": (64, "not a tensor with one element", 'reduction="sum"'),
+    "detached:1": (64, "does not depend on any parameter", r"without \.detach\(\)"),
+    "private_noise:1": (65, r"computed twice: '0\.weight' differs in 96 of 96", "generator of its"),
+    "private_noise:2": (65, r"computed twice: '0\.weight' differs in 96 of 96", "generator of its"),
+    "private_start:2": (65, r"'2\.weight' began with other values", "default generators"),
+    "changed_outside:2": (64, r"'0\.weight' was changed outside a step", r"trainer\.edit\(\)"),
+    "short_data:2": (64, "has 16 samples, fewer than one batch of 32", "batch_size ≤ 16"),
+    "no_data_set:1": (64, "str is no data set", r'Tokens\("code\.bin"\)'),
+    "wide_tokens:1": (65, r"wide\.bin does not look like uint16 but like uint32", 'dtype="uint32"'),
+    "odd_bytes:1": (65, "801 bytes, no whole number of uint16 tokens", "cut short"),
+    "no_dtype:1": (65, r"bare\.bin has no bare\.bin\.json", 'dtype="uint16"'),
+    "tokens_change:2": (65, "has changed since the run began", "bring back the file"),
+    "never_finite:2": (65, "step 0: loss nan, gradient norm nan, computed 2 times", "the batch"),
+}
+RESUMES = {
+    "resumed_with_other_data:1": (65, "trained on other data", "the same data"),
+    "resumed_with_other_lanes:1": (65, "other lanes", "start a new run"),
+    "resumed_with_other_model:1": (65, "saved by another model or optimizer", "it was made with"),
+    "resumed_elsewhere:1": (65, "capability: '.*' then, 'AVX1024' now", "--allow-drift"),
+    "resumed_from_nothing:1": (64, "there is no save in", "stopped after its first step"),
+    "resumed_from_damage:1": (65, "does not have the digest it was saved with", "older save"),
+    "resumed_from_cut:1": (65, r"state\.safetensors cannot be read", "older save"),
+    "resumed_from_no_record:1": (65, r"SAVE\.json cannot be read", "older save"),
+}
+
+
+RAISING = ("raises_in_a_lane:3", "raises_on_one_rank:3", "changed_and_saved:2")
+GOOD = ("saved:2", "resumed:1", "resumed_elsewhere_with_consent:1")
+SPARSE = ("sparse:1", "sparse:3", "dense:1")
+
+
+@pytest.fixture(scope="module")
+def found(run_cases_together):
+    return run_cases_together("bad_input_cases.py", *REFUSED, *GOOD, *RESUMES, *SPARSE, *RAISING)
+
+
+def assert_refused(found, expected):
+    wrong = {}
+    for case, (code, what, fix) in expected.items():
+        lines = found[case]["errors"].splitlines()
+        is_right = (
+            found[case]["code"] == code
+            and len(lines) == 2
+            and re.search(rf"^argosy: .*{what}", lines[0])
+            and re.search(rf"^  fix: .*{fix}", lines[1])
+        )
+        if not is_right:
+            wrong[case] = (found[case]["code"], found[case]["errors"][-2000:])
+    assert not wrong
+
+
+def test_bad_input_is_said_in_two_lines_before_or_instead_of_work(found):
+    assert_refused(found, REFUSED)
+
+
+def test_a_resume_goes_on_only_with_what_was_saved(found):
+    assert [found[case]["code"] for case in GOOD] == [0, 0, 0]
+    assert len({found[case]["result"]["digest"] for case in GOOD}) == 1
+    assert_refused(found, RESUMES)
+
+
+def test_sparse_gradients_are_densified_to_the_same_bits_at_every_world_size(found):
+    sparse, three, dense = (found[case]["result"] for case in SPARSE)
+    assert sparse == three
+    assert sparse["losses"] == pytest.approx(dense["losses"], rel=1e-5)
+
+
+def test_user_code_that_raises_again_ends_the_run_with_its_own_traceback_and_a_save(found):
+    lane, rank, changed = (found[case] for case in RAISING)
+    assert (lane["code"], rank["code"], changed["code"]) == (1, 1, 64)
+    for one, cause in ((lane, "ValueError: label 11"), (rank, "FileNotFoundError: [Errno 2]")):
+        assert one["errors"].count("Traceback (most recent call last)") == 1, one["errors"]
+        assert one["errors"].count("it is started again") == 1
+        assert cause in one["errors"].splitlines()[-1]
+    assert "step 2, lane 5 raised on two ranks" in lane["errors"]
+    assert lane["saves"] == ["step-000000002"], "the steps before are not lost"
+    assert changed["saves"] == ["step-000000001"]
+
+
+def test_a_program_that_raises_at_import_says_so_once_and_starts_nothing(tmp_path):
+    program = tmp_path / "broken.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import argosy as ar
+            import a_module_that_is_not_there
+
+            def main(run):
+                raise AssertionError("never reached")
+
+            if __name__ == "__main__":
+                ar.launch(main)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(program), "-n", "3"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "No module named 'a_module_that_is_not_there'" in done.stderr.splitlines()[-1]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != "") == ["broken.py"]
+    assert not (tmp_path / "runs").exists()
