@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 STEPS = int(os.environ.get("STEPS", "120"))
 SAVE_EVERY = 10

@@ -17,12 +17,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import connect, is_up
+from argosy.cli.demochecks import (
+    Kill,
+    Plan,
+    check_disturbed,
+    check_undisturbed,
+    figures,
+    mean_end,
+)
 from argosy.cli.demoscreen import Field, Screen
 from argosy.cli.watchedrun import Member, WatchedRun
 from argosy.data.corpus import stdlib_corpus
@@ -33,42 +40,6 @@ FEWEST_LANES = 8
 STEPS, QUICK_STEPS = 200, 40
 KILL_AT = 0.4
 """Part of the way at which the rank dies."""
-FALL = 0.9
-"""The loss of the last steps must be below this part of the loss of the first ones."""
-
-
-@dataclass
-class Plan:
-    """What is to be done, on how much."""
-
-    ranks: int
-    lanes: int
-    steps: int
-    corpus: Path
-    settings: list[str] = field(default_factory=list)
-
-    @property
-    def victim(self) -> int:
-        """The rank that is killed."""
-        return self.ranks - 1
-
-    @property
-    def other_ranks(self) -> int:
-        """Ranks of the undisturbed run."""
-        return self.ranks + 1
-
-
-@dataclass
-class Kill:
-    """The blow."""
-
-    pid: int
-    step: int
-    at: float
-    median_seconds: float
-    commit_seconds: float | None = None
-    """From the kill to the next commit."""
-    is_replaced: bool = False
 
 
 def demo(arguments: Arguments) -> int:
@@ -111,18 +82,18 @@ def _perform(plan: Plan, screen: Screen) -> dict[str, Any]:
     found["tokens"] = _pack(plan, screen)
     screen.section("train")
     run, kill = _train(plan, screen, ranks=plan.ranks, should_kill=True)
-    checks |= _check_disturbed(run, kill, plan)
+    checks |= check_disturbed(run, kill, plan)
     if run.outcome != "succeeded":
         return found
     result = run.result()
-    found |= _figures(run, kill, result)
+    found |= figures(run, kill, result)
     _show_sample(result, screen)
     screen.section("proof")
     screen.say("the same training on another number of ranks, undisturbed")
     other, _ = _train(plan, screen, ranks=plan.other_ranks, should_kill=False)
     proof = other.result()
     found["proof"] = {"ranks": plan.other_ranks, "digest": proof.get("digest", "")}
-    checks |= _check_undisturbed(other, plan)
+    checks |= check_undisturbed(other, plan)
     checks["the digests are equal"] = bool(proof) and proof["digest"] == result.get("digest")
     _report(plan, found, screen)
     return found
@@ -165,7 +136,7 @@ def _train(
     if run.outcome == "succeeded" and run.steps:
         losses = [step["loss"] for step in run.steps]
         screen.say(
-            f"{len(losses)} steps, loss {losses[0]:.2f} to {_mean_end(losses):.2f}  ",
+            f"{len(losses)} steps, loss {losses[0]:.2f} to {mean_end(losses):.2f}  ",
             (screen.sparkline(losses), "cyan"),
             f"  {run.tokens_per_second():,.0f} tokens/s",
         )
@@ -227,102 +198,33 @@ def _replacement(run: WatchedRun, plan: Plan) -> Member | None:
     return next(ranks, None)
 
 
-def _check_disturbed(run: WatchedRun, kill: Kill | None, plan: Plan) -> dict[str, bool]:
-    deaths = [(member.pid, member.signal) for member in run.killed()]
-    return {
-        "the disturbed run succeeded": run.outcome == "succeeded",
-        "every step was done, and done once": _is_whole(run, plan),
-        "the loss fell": _has_fallen(run),
-        "exactly one rank died, by the kill": kill is not None
-        and deaths == [(kill.pid, int(signal.SIGKILL))],
-        "a replacement joined in generation 2": run.generation == 2
-        and kill is not None
-        and kill.is_replaced,
-        "a step was committed after the kill": kill is not None and kill.commit_seconds is not None,
-        "a sample was generated": bool(run.result().get("sample")),
-    }
-
-
-def _check_undisturbed(run: WatchedRun, plan: Plan) -> dict[str, bool]:
-    return {
-        "the undisturbed run succeeded": run.outcome == "succeeded",
-        "it was undisturbed": run.generation == 1 and not run.killed(),
-        "its every step was done, and done once": _is_whole(run, plan),
-    }
-
-
-def _is_whole(run: WatchedRun, plan: Plan) -> bool:
-    is_done = run.result().get("steps") == plan.steps
-    return is_done and [step["step"] for step in run.steps] == list(range(plan.steps))
-
-
-def _has_fallen(run: WatchedRun) -> bool:
-    losses = [step["loss"] for step in run.steps]
-    return bool(losses) and _mean_end(losses) < FALL * losses[0]
-
-
-def _mean_end(losses: list[float]) -> float:
-    last = losses[-max(1, len(losses) // 10) :]
-    return sum(last) / len(last)
-
-
-def _figures(run: WatchedRun, kill: Kill | None, result: dict[str, Any]) -> dict[str, Any]:
-    """For the report and for programs."""
-    figures: dict[str, Any] = {
-        "run": run.handle.run,
-        "steps": len(run.steps),
-        "parameters": result.get("parameters"),
-        "first_loss": run.steps[0]["loss"],
-        "last_loss": _mean_end([step["loss"] for step in run.steps]),
-        "tokens_per_second": round(run.tokens_per_second(), 1),
-        "median_step_seconds": round(run.median_seconds(), 4),
-        "lanes_recomputed": result.get("lanes_recomputed"),
-        "digest": result.get("digest", ""),
-        "sample": result.get("prompt", "") + result.get("sample", ""),
-    }
-    if kill is not None and kill.commit_seconds is not None:
-        figures["killed_pid"], figures["killed_in_step"] = kill.pid, kill.step
-        figures["kill_to_commit_seconds"] = round(kill.commit_seconds, 4)
-        figures["recovery_seconds"] = round(kill.commit_seconds - kill.median_seconds, 4)
-    return figures
-
-
 def _show_sample(result: dict[str, Any], screen: Screen) -> None:
     screen.section("sample")
     text = result.get("prompt", "") + result.get("sample", "")
-    for number, line in enumerate(text.splitlines()[:12]):
+    for number, line in enumerate(text.rstrip().splitlines()[:12]):
         shown = "".join(char if char.isprintable() else "?" for char in line.expandtabs(4))
         screen.say((shown, "bold" if number == 0 else ""))
 
 
 def _report(plan: Plan, found: dict[str, Any], screen: Screen) -> None:
     labels = (f"{plan.ranks} ranks, one killed", f"{plan.other_ranks} ranks, undisturbed")
-    width = max(map(len, labels)) + 2
-    digests = found["digest"], found["proof"]["digest"]
     is_equal = found["checks"]["the digests are equal"]
-    for label, digest in zip(labels, digests, strict=True):
-        screen.say(
-            f"{label:<{width}}",
-            (screen.fitted(digest, width), "bold green" if is_equal else "bold red"),
-        )
+    style = "bold green" if is_equal else "bold red"
+    digests = found["digest"], found["proof"]["digest"]
+    screen.compare(dict(zip(labels, digests, strict=True)), style)
     what = "SHA-256 of all parameters and both moments of AdamW"
     screen.say((f"{'the same bits' if is_equal else 'NOT the same'}: {what}", "bold"))
     screen.section("report")
     beyond = max(0.0, found.get("recovery_seconds", 0.0))
-    rows = {
-        "model": f"GPT, {found['parameters']:,} parameters, {plan.lanes} lanes",
-        "speed": f"{found['tokens_per_second']:,.0f} tokens/s on {plan.ranks} ranks",
-        "recovery": f"{beyond:.2f} s from the kill to the next commit, beyond a step's time",
-        "recomputed": f"{found['lanes_recomputed']} lanes, in the dead rank's place",
-    }
-    for name, text in rows.items():
-        screen.say((f"{name:<14}", "dim"), text)
+    screen.item("model", f"GPT, {found['parameters']:,} parameters, {plan.lanes} lanes")
+    screen.item("speed", f"{found['tokens_per_second']:,.0f} tokens/s on {plan.ranks} ranks")
+    screen.item("recovery", f"{beyond:.2f} s beyond a step, from the kill to the next commit")
+    screen.item("recomputed", f"{found['lanes_recomputed']} lanes, in the dead rank's place")
 
 
 def _tell_how_to_look(found: dict[str, Any], was_up: bool, screen: Screen) -> None:
-    screen.say(("in all        ", "dim"), f"{found['seconds']:.0f} s")
-    before = "" if was_up else "argosy up; "
-    screen.say(("to look       ", "dim"), f"{before}argosy why {found['run']}")
+    screen.item("in all", f"{found['seconds']:.0f} s")
+    screen.item("to look", f"{'' if was_up else 'argosy up; '}argosy why {found['run']}")
 
 
 def _explain(run: WatchedRun, screen: Screen) -> None:

@@ -18,6 +18,7 @@ from rich.text import Text
 GUTTER = 8
 _NARROW = 64
 _PLAIN_SECONDS = 5.0
+_ITEM = 12
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 Field = tuple[str, str]
@@ -96,10 +97,22 @@ class Screen:
         scale = (len(_BLOCKS) - 1) / ((most - least) or 1.0)
         return "".join(_BLOCKS[round((mean - least) * scale)] for mean in means)
 
-    def fitted(self, digest: str, taken: int) -> str:
-        """A digest as long as there is room for beside `taken` columns."""
-        room = self.width - taken
-        return digest if room >= len(digest) else f"{digest[: max(8, room - 9)]}…{digest[-8:]}"
+    def item(self, name: str, text: str) -> None:
+        """A line of a list: a name and what there is to say."""
+        self._print(Text.assemble((f"{name:<{_ITEM}}", "dim"), text), hang=_ITEM)
+
+    def compare(self, digests: dict[str, str], style: str) -> None:
+        """Digests with their labels, one under the other, whole where there is room."""
+        label_width = max(map(len, digests)) + 2
+        length = max(map(len, digests.values()))
+        for label, digest in digests.items():
+            if self.width >= label_width + length:
+                self.say(f"{label:<{label_width}}", (digest, style))
+            else:
+                self.say(label)
+                is_whole = self.width > length
+                shown = digest if is_whole else f"{digest[: self.width - 10]}…{digest[-8:]}"
+                self.say((shown, style))
 
     def _is_due(self, done: int, total: int) -> bool:
         """Without a terminal: at the first step, at every fifth of the way, and when nothing was said for a while."""
@@ -136,13 +149,30 @@ class Screen:
             lines[-1].append("  " if used else "").append(text, style=style)
         return lines
 
-    def _print(self, line: Text) -> None:
+    def _print(self, line: Text, hang: int = 0) -> None:
         if not self.is_terminal:
             self._console.print(Text.assemble(self._margin(), line), soft_wrap=True)
             return
-        for piece in line.wrap(self._console, self.width):
-            self._console.print(Text.assemble(self._margin(), piece))
+        # What does not fit goes on below, `hang` columns in.
+        for number, piece in enumerate(_fold(line, self.width, hang)):
+            indent = " " * hang if number else ""
+            self._console.print(Text.assemble(self._margin(), indent, piece), no_wrap=True)
 
     def _margin(self) -> Text:
         title, self._title = self._title, ""
         return Text(f"{title:<{self._gutter}}", style="bold cyan")
+
+
+def _fold(line: Text, width: int, hang: int) -> list[Text]:
+    """Pieces of a line that fit, broken at spaces where there are any."""
+    pieces: list[Text] = []
+    room = width
+    while len(line) > room:
+        cut = line.plain.rfind(" ", 1, room + 1)
+        if not line.plain[:cut].strip():
+            cut = -1  # an indent is no place to break
+        end = room if cut < 0 else cut
+        pieces.append(line[:end])
+        line = line[end + (cut >= 0) :]
+        room = width - hang
+    return [*pieces, line]

@@ -97,11 +97,11 @@ class WatchedRun:
 
     def median_seconds(self) -> float:
         """Of a step."""
-        return statistics.median(step["seconds"] for step in self.steps)
+        return float(statistics.median(step["seconds"] for step in self.steps))
 
     def tokens_per_second(self) -> float:
         """In the median step."""
-        return statistics.median(step["tokens"] / step["seconds"] for step in self.steps)
+        return float(statistics.median(step["tokens"] / step["seconds"] for step in self.steps))
 
     def result(self) -> dict[str, Any]:
         """What the program has left in its directory; empty when it did not come to that."""
