@@ -172,14 +172,19 @@ def warm_rerun(plan: Plan) -> dict[str, Any]:
 
 def edit_and_run(cluster: Cluster, number: int) -> float:
     program = cluster.directory / "train_first_step.py"
+    (cluster.directory / "train_task.py").write_text((PROGRAMS / "train_task.py").read_text())
     text = (PROGRAMS / "train_first_step.py").read_text()
     program.write_text(text.replace("EDITED = 0", f"EDITED = {number + 1}"))
     with scratch() as out:
-        cluster.environment |= {"PYTHONPATH": str(PROGRAMS)}
         began = time.time_ns()
         client = cluster.start("run", "-n", str(GANG), str(program), out=out)
         files = [out / f"rank{rank}" for rank in range(GANG)]
-        wait_until("four first steps", lambda: all(file.exists() for file in files), every=0.002)
+        try:
+            wait_until(
+                "four first steps", lambda: all(file.exists() for file in files), every=0.002
+            )
+        except SideFailed as failure:
+            raise SideFailed(f"{failure}; {cluster.log_tail()}")
         words = [file.read_text().split() for file in files]
         if {word[1] for word in words} != {str(number + 1)}:
             raise SideFailed(f"an old script ran: {words}")

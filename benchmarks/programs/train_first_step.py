@@ -9,7 +9,6 @@ from pathlib import Path
 import train_task as task
 
 import argosy as ar
-from argosy.worker.launch import launch
 
 EDITED = 0
 
@@ -27,8 +26,8 @@ def main(run: ar.Run) -> None:
         step()
     out = Path(os.environ["BENCH_DIR"])
     (out / f".rank{run.gang.rank}").write_text(f"{time.time_ns()} {EDITED}")
-    (out / f".rank{run.gang.rank}").rename(out / f"rank{run.rank}")
+    (out / f".rank{run.gang.rank}").rename(out / f"rank{run.gang.rank}")
 
 
 if __name__ == "__main__":
-    launch(main)
+    ar.launch(main)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import argosy as ar
-from argosy.worker.launch import launch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import train_task as task
@@ -34,4 +33,4 @@ def main(run: ar.Run) -> None:
 
 
 if __name__ == "__main__":
-    launch(main)
+    ar.launch(main)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 import argosy as ar
-from argosy.worker.launch import launch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import train_task as task
@@ -105,4 +104,4 @@ FAULTS = {
 }
 
 if __name__ == "__main__":
-    launch(main)
+    ar.launch(main)
