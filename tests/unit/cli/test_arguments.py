@@ -95,9 +95,7 @@ def test_sizes_are_read(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize(
-    "verb", [v for v in VERBS if v.name != "doctor"], ids=lambda v: v.name
-)
+@pytest.mark.parametrize("verb", [v for v in VERBS if v.name != "doctor"], ids=lambda v: v.name)
 def test_every_verb_has_help_with_an_example(verb, capsys):
     assert main([*verb.name.split(), "--help"]) == 0
     text = capsys.readouterr().out
