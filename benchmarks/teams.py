@@ -148,11 +148,18 @@ class Team:
 
 def start_torch(form: str, directory: Path, ranks: int, **environment: str) -> Team:
     """`raw`, `ddp`, `fsdp2` or `fsdp2_kept`: plain processes with the environment that torchrun gives, without the memory of a launcher."""
-    team = Team(form, directory, ranks)
+    return start_ranks(form, ["train_torch.py", form], directory, ranks, **environment)
+
+
+def start_ranks(
+    name: str, words: list[str], directory: Path, ranks: int, **environment: str
+) -> Team:
+    """A program and its arguments, once for each rank."""
+    team = Team(name, directory, ranks)
     port = str(free_port())
     for rank in range(ranks):
         team.spawn(
-            [str(PYTHON), str(PROGRAMS / "train_torch.py"), form],
+            [str(PYTHON), str(PROGRAMS / words[0]), *words[1:]],
             RANK=str(rank),
             WORLD_SIZE=str(ranks),
             LOCAL_RANK=str(rank),
