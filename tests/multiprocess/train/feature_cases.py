@@ -236,7 +236,7 @@ def feed_nothing(run):
 # --- rewinds --------------------------------------------------------------------------------------
 
 
-def rewind(run, die=False, policy="rewind", spike=None):
+def rewind(run, die=False, spike=None, is_forgotten=False):
     """Batch 5 is poisoned: its loss is not a number, or far too large."""
     bad = (5,) if spike is None else (20,)
     steps = 9 if spike is None else 24
@@ -248,11 +248,13 @@ def rewind(run, die=False, policy="rewind", spike=None):
         factor = 1.0 if batch.index not in bad else (float("nan") if spike is None else 1e3)
         return total * factor, count
 
-    guard = ar.Guard(policy=policy, snapshot_every=3, spike=spike, window=8)
+    guard = ar.Guard(policy="rewind", snapshot_every=3, spike=spike, window=8)
     trainer = trainer_of(run, loss=loss, guard=guard)
     seen, flags = [], []
     for step in trainer.steps(steps):
         run.state["steps"] = run.state.get("steps", 0) + 1
+        if is_forgotten and step.index == bad[0]:
+            forget_snapshots(trainer)
         result = step()
         seen.append(step.index)
         flags.append([result.is_skipped, result.is_rewound])
@@ -264,6 +266,16 @@ def rewind(run, die=False, policy="rewind", spike=None):
         "flags": flags,
         "state": run.state.get("steps"),
     }
+
+
+def forget_snapshots(trainer):
+    for owner, held in trainer.parts.state.pins().items():
+        for version, _ in held:
+            trainer.parts.state.unpin(version, owner=owner)
+
+
+def rewind_without_snapshot(run):
+    return rewind(run, spike=8.0, is_forgotten=True)
 
 
 def rewind_killed(run):
