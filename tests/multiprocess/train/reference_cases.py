@@ -1,0 +1,68 @@
+"""A model with everything that has misled an update before, trained here and by a plain loop of torch."""
+
+import copy
+
+import torch
+from household_cases import WIDTH, Numbers
+from torch import nn
+from torch.nn import functional
+
+from argosy import data
+
+STEPS, LANES, CLIP = 4, 8, 0.3
+
+
+def classify(model, batch):
+    logits = model(batch.inputs)
+    return functional.cross_entropy(logits, batch.labels, reduction="sum"), len(batch.labels)
+
+
+def make_model():
+    """A matrix that lies in memory the other way round, and statistics, which travel with gradients but are none."""
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4)
+    )
+    model[0].weight.data = model[0].weight.data.t().contiguous().t()
+    return model
+
+
+def reference(model, feed):
+    """The norms of the gradients of a plain loop over the same lanes."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    norms = []
+    for index in range(STEPS):
+        optimizer.zero_grad()
+        count = 0
+        for lane in range(LANES):
+            total, size = classify(model, feed.batch(index, lane))
+            total.backward()
+            count += size
+        for parameter in model.parameters():
+            parameter.grad /= count
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+    return norms
+
+
+def against_torch(run):
+    model = make_model()
+    other = copy.deepcopy(model)
+    trainer = run.trainer(
+        model=model,
+        data=Numbers(),
+        loss=classify,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        batch_size=32,
+        lanes=LANES,
+        clip=CLIP,
+    )
+    norms = [step().gradient_norm for step in trainer.steps(STEPS)]
+    feed = data.as_source(Numbers()).feed(batch_size=32, lanes=LANES, seed=run.seed)
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    wanted = reference(other, feed)
+    return {
+        "strides": list(model[0].weight.stride()),
+        "norms": norms,
+        "wanted": wanted,
+        "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
+    }
