@@ -14,7 +14,7 @@ help:           ## list the targets
 setup:          ## make .venv from constraints.txt, when something changed
 	scripts/setup
 
-demo: setup     ## four torch ranks, one of them killed, the run heals
+demo: setup     ## train a GPT on all cores, kill a rank, compare the bits
 	$(BIN)/argosy demo
 
 test: setup     ## the whole test suite

@@ -132,7 +132,9 @@ def _train(
         run.follow(look)
     finally:
         screen.clear()
-        run.stop()
+        if not run.outcome:
+            screen.say("stopping the run")
+            run.stop()
     if run.outcome == "succeeded" and run.steps:
         losses = [step["loss"] for step in run.steps]
         screen.say(
@@ -256,10 +258,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def _stopped_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end the demo in order, as Ctrl-C does."""
 
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+
     def leave(number: int, _: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)  # once is enough
         raise SystemExit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield

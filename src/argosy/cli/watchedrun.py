@@ -82,10 +82,9 @@ class WatchedRun:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """End it, if it has not ended."""
-        if not self.outcome:
-            self.handle.stop(hard=True, reason="the demo was stopped")
-            self.handle.wait(STOP_SECONDS)
+        """End it at once."""
+        self.handle.stop(hard=True, reason="the demo was stopped")
+        self.handle.wait(STOP_SECONDS)
 
     def living(self) -> list[Member]:
         """Ranks that run now."""
