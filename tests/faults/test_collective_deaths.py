@@ -25,6 +25,7 @@ DEATHS = (
     "killed_while_others_wait_in_the_background",
     "killed_before_its_message",
     "killed_before_it_takes_a_message",
+    "killed_in_the_middle_of_a_message",
     "killed_in_a_batch_of_messages",
     "killed_while_gloo_does_the_work",
 )

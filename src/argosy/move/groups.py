@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from argosy.errors import ArgosyError
 from argosy.move import arguments, callsites, counters, hosts, mapping, messages, torchgroup
 from argosy.move.arguments import Request
 from argosy.move.calls import Call, Kind
@@ -21,6 +22,7 @@ from argosy.move.works import ArgosyWork, Turns
 NAME = "argosy"
 _LOST_SECONDS = 0.8
 """A connection may close a moment before its process has ended."""
+_SMALL_BYTES = 16 << 10
 Tensors = Sequence[torch.Tensor]
 
 
@@ -87,30 +89,48 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
 
     def _wait_for_gloo(self, what: str, beneath: Callable[[], Any]) -> None:
         try:
-            beneath().wait()
+            started = beneath()
+            works = started if isinstance(started, list) else [started]
+            torchgroup.wait_for(works, lambda: any(map(self._is_lost, range(self._size))))
+        except torchgroup.Stuck as stuck:
+            torchgroup.abandon(self.gloo)
+            raise self._gloo_failure(what, stuck)
         except RuntimeError as failure:
             if not torchgroup.is_of_wire(failure):
                 raise  # of the arguments, on all ranks alike
-            if isinstance(self._route, HostRoute):
-                raise self._route.failed(what, failure)
-            lost = self._host.lost_rank(_LOST_SECONDS)
-            torchgroup.cut(self.gloo, int(self._rank == 0))  # the others wait for this rank
-            raise messages.explained(f"{what} in group {self.group_name}", failure, lost)
+            raise self._gloo_failure(what, failure)
+
+    def _gloo_failure(self, what: str, failure: Exception) -> ArgosyError:
+        if isinstance(self._route, HostRoute):
+            return self._route.failed(what, failure)
+        lost = self._host.lost_rank(_LOST_SECONDS)
+        torchgroup.cut(self.gloo, int(self._rank == 0))  # the others wait for this rank
+        return messages.explained(f"{what} in group {self.group_name}", failure, lost)
+
+    def _is_lost(self, peer: int) -> bool:
+        """Whether a process of this host has ended, or the connection to one of another is closed."""
+        if peer in self._host.ranks:
+            return self._host.lost_rank(0, peer) is not None
+        return torchgroup.is_cut(self.gloo, peer)
 
     def send(self, tensors: Tensors, peer: int, tag: int) -> messages.Message:
         """To one rank; Gloo's."""
-        return self._message("send to", peer, lambda: self.gloo.send(tensors, peer, tag))
+        return self._message("send to", tensors, peer, lambda: self.gloo.send(tensors, peer, tag))
 
     def recv(self, tensors: Tensors, peer: int, tag: int) -> messages.Message:
         """From one rank; Gloo's."""
-        return self._message("recv from", peer, lambda: self.gloo.recv(tensors, peer, tag))
+        return self._message("recv from", tensors, peer, lambda: self.gloo.recv(tensors, peer, tag))
 
-    def _message(self, verb: str, peer: int, start: Callable[[], Any]) -> messages.Message:
+    def _message(
+        self, verb: str, tensors: Tensors, peer: int, start: Callable[[], Any]
+    ) -> messages.Message:
         what = f"{verb} rank {peer} in group {self.group_name}"
         is_near = peer in self._host.ranks
 
-        def explain(failure: RuntimeError) -> Exception:
-            if not torchgroup.is_of_wire(failure):
+        def explain(failure: Exception) -> Exception:
+            if isinstance(failure, torchgroup.Stuck):
+                torchgroup.abandon(self.gloo)
+            elif not torchgroup.is_of_wire(failure):
                 return failure
             lost: int | None = peer
             if is_near:
@@ -119,7 +139,9 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
                 lost = None
             return messages.explained(what, failure, lost)
 
-        return messages.begin(start, explain)
+        # A small message is in a socket or not; only of a large one a part may have come.
+        is_large = sum(tensor.nbytes for tensor in tensors) > _SMALL_BYTES
+        return messages.begin(start, explain, (lambda: self._is_lost(peer)) if is_large else None)
 
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None, **_: Any) -> ArgosyWork:
         """Each tensor becomes the reduction of all ranks' tensors, in rank order."""
@@ -365,12 +387,9 @@ def _left(tensors: Tensors, request: Request) -> list[torch.Tensor]:
     return [t for t, call in zip(tensors, request.calls, strict=True) if call.is_beneath]
 
 
-def _each(start: Callable[..., Any], *lists: Sequence[Any]) -> Any:
-    """Gloo has no coalesced form of these: one after the other; the last work is returned."""
-    works = [start(*entries) for entries in zip(*lists, strict=True)]
-    for work in works[:-1]:
-        work.wait()
-    return works[-1]
+def _each(start: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
+    """Gloo has no coalesced form of these: one after the other."""
+    return [start(*entries) for entries in zip(*lists, strict=True)]
 
 
 def _joined(requests: Sequence[Request]) -> Request:

@@ -12,11 +12,12 @@ import select
 from typing import Any, Protocol
 
 from argosy.errors import ArenaGone, ProtocolError
-from argosy.move import hostmemory, locality, mapping, segment, torchgroup, verdicts
+from argosy.move import hostmemory, locality, mapping, segment, torchgroup, verdicts, waits
 from argosy.move.calls import Call
 from argosy.move.nativeroute import NativeRoute
 from argosy.move.soloroute import SoloRoute
 from argosy.move.torchroute import TorchRoute
+from argosy.native import loader
 
 SPLIT = "ARGOSY_LOCALITY"
 _SLOT_BYTES = 3 << 19
@@ -73,7 +74,13 @@ class Host:
                 os.close(descriptor)
 
     def lost_rank(self, seconds: float, rank: int | None = None) -> int | None:
-        """A rank of this host (or only this one) that has ended or does so within a time; None when all live."""
+        """A rank of this host (or only this one) that has ended or does so within a time; None when all live.
+
+        Of several the one that a rank has found first: those that leave because of it may have ended too by now.
+        """
+        first = self._first_lost()
+        if first is not None and rank in (None, first):
+            return first
         watched = self.near.watched() if self.near is not None else []
         by_descriptor = {
             pidfd: other
@@ -84,7 +91,19 @@ class Host:
         for pidfd in by_descriptor:
             poller.register(pidfd, select.POLLIN)
         ended = poller.poll(seconds * 1000) if by_descriptor else []
-        return by_descriptor[ended[0][0]] if ended else None
+        if not ended:
+            return None
+        found = by_descriptor[ended[0][0]]
+        if rank is None and self.segment is not None:
+            broken = self.segment.address + segment.BROKEN
+            waits.break_off(waits.Peers((), broken=broken), self.ranks.index(found))
+        return found
+
+    def _first_lost(self) -> int | None:
+        word = 0 if self.segment is None else self.segment.word(segment.BROKEN)
+        if word >> segment.REASON_SHIFT != loader.PEER_LOST:
+            return None
+        return self.ranks[(word & ((1 << segment.REASON_SHIFT) - 1)) - 1]
 
     def close(self) -> None:
         """Give memory and descriptors back."""

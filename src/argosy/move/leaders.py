@@ -148,11 +148,20 @@ class Leaders:
 
     def _wait(self, start: Callable[[], Any]) -> None:
         try:
-            start().wait()
+            torchgroup.wait_for([start()], self._is_alone)
         except RuntimeError as failure:
             own = Reason("failed", self._ranks[self._index], str(failure))
             self.fail(own, is_late=torchgroup.has_timed_out(failure))
             raise Failed
+        except torchgroup.Stuck as stuck:
+            torchgroup.abandon(self._gloo)
+            own = Reason("failed", self._ranks[self._index], str(stuck))
+            self.fail(own, is_late=False)
+            raise Failed
+
+    def _is_alone(self) -> bool:
+        """Whether a connection to another leader is closed."""
+        return any(torchgroup.is_cut(self._gloo, index) for index in self.others)
 
     def fail(self, own: Reason, *, is_late: bool) -> Reason:
         """Something has failed here: find out whether a leader has ended, and tell everybody. `own` holds when none has."""

@@ -6,6 +6,7 @@ closes its connections: Gloo says so at once, and its process descriptor tells a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,18 +17,20 @@ import torch.distributed as dist
 from argosy.errors import ArgosyError, NoRoute, PeerLost, TimedOut
 from argosy.move import torchgroup
 
-Explain = Callable[[RuntimeError], Exception]
+Explain = Callable[[Exception], Exception]
 
 
-def begin(start: Callable[[], Any], explain: Explain) -> Message:
+def begin(
+    start: Callable[[], Any], explain: Explain, is_lost: Callable[[], bool] | None = None
+) -> Message:
     """Hand a message to Gloo, which may refuse it at once: its peer may be gone already."""
     try:
-        return Message(start(), explain)
+        return Message(start(), explain, is_lost)
     except RuntimeError as failure:
         raise explain(failure) from failure
 
 
-def explained(what: str, failure: RuntimeError, lost: int | None) -> ArgosyError:
+def explained(what: str, failure: Exception, lost: int | None) -> ArgosyError:
     """The error of a failed connection; `lost` is the rank that has ended, if one has."""
     if lost is not None:
         return PeerLost(lost, what)
@@ -43,12 +46,15 @@ def explained(what: str, failure: RuntimeError, lost: int | None) -> ArgosyError
 
 
 class Message(dist.Work):
-    """Gloo's work of one message."""
+    """Gloo's work of one message; with `is_lost` its peer is watched, since Gloo does not see all deaths."""
 
-    def __init__(self, work: Any, explain: Explain) -> None:
+    def __init__(
+        self, work: Any, explain: Explain, is_lost: Callable[[], bool] | None = None
+    ) -> None:
         super().__init__()
         self._work = work
         self._explain = explain
+        self._is_lost = is_lost
         self._failure: Exception | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -56,10 +62,34 @@ class Message(dist.Work):
         if self._failure is not None:
             raise self._failure
         try:
-            return bool(self._work.wait() if not timeout else self._work.wait(timeout))
-        except RuntimeError as failure:
+            if self._is_lost is None:
+                return self._wait(timeout)
+            return self._wait_watching(self._is_lost, timeout)
+        except (RuntimeError, torchgroup.Stuck) as failure:
             self._failure = self._explain(failure)
             raise self._failure from failure
+
+    def _wait(self, timeout: timedelta | None) -> bool:
+        return bool(self._work.wait() if not timeout else self._work.wait(timeout))
+
+    def _wait_watching(self, is_lost: Callable[[], bool], timeout: timedelta | None) -> bool:
+        """In a thread of its own: nothing else can leave a message that Gloo never ends. It stays until Gloo's timeout then."""
+        ended = threading.Event()
+        found: list[bool | RuntimeError] = []
+
+        def wait() -> None:
+            try:
+                found.append(self._wait(timeout))
+            except RuntimeError as failure:
+                found.append(failure)
+            ended.set()
+
+        threading.Thread(target=wait, name="message over Gloo", daemon=True).start()
+        torchgroup.wait_watching(ended, is_lost)
+        (result,) = found
+        if isinstance(result, RuntimeError):
+            raise result
+        return result
 
     def synchronize(self) -> None:
         """Nothing remains to be waited for on a CPU but the message itself."""

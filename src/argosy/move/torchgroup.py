@@ -7,7 +7,9 @@ Knows nothing of shared memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +27,7 @@ Store = Any
 Gloo = Any
 """A Gloo backend; torch does not type its methods as they are called."""
 _UNUSED_TAG = 0x6172676F
+_WATCH_SECONDS = 0.2
 # The methods' signatures in torch's stubs are not those that torch calls: types stop here.
 _ProcessGroup: Any = dist.ProcessGroup
 
@@ -113,6 +116,34 @@ def is_cut(backend: Gloo, peer: int) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+class Stuck(Exception):
+    """A peer is gone, and Gloo does not notice: what it was receiving when the connection closed is never finished."""
+
+    def __str__(self) -> str:
+        return "a connection has closed in the middle of a message"
+
+
+def wait_for(works: Sequence[Any], is_lost: Callable[[], bool]) -> None:
+    """Wait for collectives of a Gloo backend; `Stuck` when somebody is lost and Gloo does not say so. RuntimeError is Gloo's own."""
+    for work in works:
+        ended = threading.Event()
+        work.get_future().add_done_callback(lambda _, ended=ended: ended.set())
+        wait_watching(ended, is_lost)
+        work.wait()
+
+
+def wait_watching(ended: threading.Event, is_lost: Callable[[], bool]) -> None:
+    """Until it is set; `Stuck` when somebody is lost and it is not set soon after."""
+    while not ended.wait(_WATCH_SECONDS):
+        if is_lost() and not ended.wait(_WATCH_SECONDS):
+            raise Stuck
+
+
+def abandon(backend: Gloo) -> None:
+    """Never destroy a backend: its destructor would wait for a call that is stuck until the call's own timeout."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
 
 
 def is_of_wire(failure: Exception) -> bool:

@@ -65,6 +65,19 @@ def killed_before_it_takes_a_message(rank, size):
     dist.send(torch.zeros(5_000_000), VICTIM)
 
 
+def killed_in_the_middle_of_a_message(rank, size):
+    """So large that only a part of it has come."""
+    dist.barrier()
+    tensor = torch.zeros(30_000_000)
+    if rank == VICTIM:
+        works = [dist.isend(tensor, other) for other in range(size) if other != VICTIM]
+        time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+        del works
+    while True:
+        dist.recv(tensor, VICTIM)
+
+
 def killed_in_a_batch_of_messages(rank, size):
     """As pipelining has them: the others wait in it when the victim ends."""
     dist.barrier()
