@@ -102,6 +102,7 @@ class Exchange:
         self._vote_values = self._memory.numbers(layout.places.vote_values, layout.num_pages)
         self.rank = NONE
         self.generation = NONE
+        self._has_entered = False
         self._members: tuple[int, ...] = ()
         self._counts = {"blocks": 0, "pages": 0, "read_bytes": 0, "merges": 0}
 
@@ -137,20 +138,13 @@ class Exchange:
                 f"rank {rank} with members {sorted(members)} of at most {self.layout.most_ranks}",
                 fix="name all members, this rank too, within most_ranks",
             )
-        is_first = self.rank == NONE
-        if is_first and self._memory.load(self._entered_at(rank)) > generation:
+        if self.rank == NONE and self._memory.load(self._entered_at(rank)) > generation:
             raise GenerationChanged(
                 f"an earlier process of rank {rank} has entered generation {generation} already",
                 fix="a replacement enters the generation that was made for it",
             )
         self.rank = self.state.owner = rank
         self.generation = generation
-        for owner in range(self.layout.most_ranks):
-            if owner not in members or owner == rank:
-                self._headers.sweep(owner)
-            # Pins under this process's own number are a dead predecessor's when it enters for the first time.
-            if owner not in members or (owner == rank and is_first):
-                self.state.sweep(owner)
         self._members = tuple(members)
         self._progress.watch(members)
         self._memory.store(self._entered_at(rank), generation + 1)
@@ -160,6 +154,14 @@ class Exchange:
             deadline,
             lambda: self._not_entered(generation, members),
         )
+        # Only now: until here a member may have written to a slot under the number that it had before, perhaps this one's.
+        for owner in range(self.layout.most_ranks):
+            if owner not in members or owner == rank:
+                self._headers.sweep(owner)
+            # Pins under this process's own number are a dead predecessor's when it enters for the first time.
+            if owner not in members or (owner == rank and not self._has_entered):
+                self.state.sweep(owner)
+        self._has_entered = True
 
     def observe(self, number: int) -> None:
         """Take part as an observer that only reads and pins, such as a writer of checkpoints; an earlier one of this number is dead."""

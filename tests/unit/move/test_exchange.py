@@ -187,6 +187,22 @@ def test_an_unfinished_block_does_not_count_and_a_stale_claim_cannot_be_publishe
         opened.publish(claim)
 
 
+def test_a_slot_is_not_given_away_while_its_writer_has_not_entered_the_generation_that_renumbers_him(
+    make,
+):
+    layout = layout_of()
+    writer = make(layout, name="unit-renumbered")
+    claim = writer.claim(FIRST, Node(0, 2))
+    late = make(layout, name="unit-renumbered", enter=False)
+    late.enter(0, 1, {0: -1, 1: -1}, deadline=soon())
+    newcomer = make(layout, name="unit-renumbered", enter=False)
+    with pytest.raises(TimedOut, match="have not entered generation 1"):
+        newcomer.enter(1, 0, {0: -1, 1: -1}, deadline=time.monotonic())
+    assert late.claim(FIRST, Node(2, 2)).slot != claim.slot
+    writer.publish(claim)
+    assert writer.missing(FIRST) == [2, 3]
+
+
 def test_another_layout_is_refused(make):
     make(layout_of(), name="unit-other")
     with pytest.raises(MismatchError, match="another layout"):
