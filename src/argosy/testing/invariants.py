@@ -107,8 +107,7 @@ class Invariants:
             if other.state == "parked" or other.generation >= process.generation:
                 continue
             self._check(
-                (other.is_joined or other.program["argv"][0] == "joiner")
-                and other.index in members,
+                (other.is_joined or other.kind == "joiner") and other.index in members,
                 f"{process.attempt} runs in generation {process.generation} while {name} "
                 f"of generation {other.generation} is not reaped",
             )

@@ -35,6 +35,12 @@ class SimulatedProcess:
     program: dict[str, Any] = field(default_factory=dict)
     faults: set[int] = field(default_factory=set)
 
+    @property
+    def kind(self) -> str:
+        """What the program does: the first word of its command."""
+        argv = self.program.get("argv") or [""]
+        return str(argv[0])
+
 
 @dataclass(slots=True)
 class Watchers:
@@ -215,7 +221,7 @@ class SimulatedKeeper:
     def _live(self, process: SimulatedProcess) -> None:
         """Plan a process's life: what it says, and how it ends."""
         name = process.attempt
-        kind = process.program["argv"][0]
+        kind = process.kind
         if kind == "joiner":
             self._say_later(process, 0.05, {"say": "join", "generation": process.generation})
         if self._draw(name, "says") < 0.3:
@@ -296,7 +302,7 @@ class SimulatedKeeper:
             for peer in list(self.processes.values()):
                 if (
                     (peer.run, peer.role) == (process.run, process.role)
-                    and peer.program["argv"][0] == "rank"
+                    and peer.kind == "rank"
                     and peer.state == "running"
                     and self._draw(peer.attempt, "follows") < 0.5
                 ):

@@ -125,7 +125,8 @@ def case_all_gather_takes_tensors_and_lists(rank, size):
     odd = [(torch.arange(2_500_003 + r) % 251 + r).to(torch.uint8)[r:] for r in range(size)]
     room = torch.zeros(size * 2_500_003 + 2, dtype=torch.uint8)
     dist.all_gather_single(room[1:-1], odd[rank])
-    assert torch.equal(room[1:-1], torch.cat(odd)) and room[0] == room[-1] == 0
+    assert torch.equal(room[1:-1], torch.cat(odd))
+    assert room[0] == room[-1] == 0
 
 
 def case_reduce_scatter_takes_tensors_and_lists(rank, size):
