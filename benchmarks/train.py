@@ -6,14 +6,13 @@ timed. A section that fails gives null for its metrics and says why; the others 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import dataseek, generation
 from benchmarks.measure import (
     PROGRAMS,
     SideFailed,
@@ -52,6 +51,7 @@ class Plan:
 
     def __init__(self, directory: Path, *, quick: bool, pairs: int | None) -> None:
         self.directory = directory
+        self.is_quick = quick
         self.pairs = pairs or (6 if quick else 200)
         self.few_pairs = min(self.pairs, 6 if quick else 60)
         self.launches = 3 if quick else 15
@@ -237,25 +237,21 @@ def compared(metric: str, times: dict[str, list[float]], other: str) -> dict[str
     }
 
 
-def elsewhere(module: str) -> Section:
-    """Metrics that another benchmark module measures."""
+def data(plan: Plan) -> dict[str, Any]:
+    """Seeks in 10⁹ samples."""
+    return dataseek.measure()
 
-    def measure(plan: Plan) -> dict[str, Any]:
-        if importlib.util.find_spec(f"benchmarks.{module}") is None:
-            raise SideFailed(f"benchmarks.{module} is not there")
-        found: dict[str, Any] = importlib.import_module(f"benchmarks.{module}").run(
-            quick=plan.pairs < 50
-        )
-        return found
 
-    return measure
+def generations(plan: Plan) -> dict[str, Any]:
+    """Generation beside Hugging Face's, and its log-probabilities beside training's."""
+    return generation.run(quick=plan.is_quick)
 
 
 SECTIONS: dict[str, Section] = {
     "one_rank_xs": one_rank_xs,
     "warm_rerun": warm_rerun,
-    "data": elsewhere("dataseek"),
-    "generation": elsewhere("generation"),
+    "data": data,
+    "generation": generations,
     "ddp_2": lambda plan: ddp(plan, 2),
     "ddp_4": lambda plan: ddp(plan, GANG),
     "fsdp2_2": lambda plan: fsdp2(plan, 2),

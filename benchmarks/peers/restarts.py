@@ -1,7 +1,7 @@
 """Peers of recovery: torchrun, which starts the whole gang again from a checkpoint, and torchft, whose survivors go on alone.
 
-Both train the same task with four processes and are killed in the same way; each round is checked for losses that follow the course of a run
-that nobody disturbed (programs/train_restart.py, programs/train_torchft.py).
+Both train the same task with four processes and are killed in the same way (programs/train_restart.py, programs/train_torchft.py). torchrun's rounds are checked
+for steps that are missing or have two losses; torchft does not promise either, since it leaves out the samples of a dead replica.
 """
 
 from __future__ import annotations
@@ -58,21 +58,23 @@ def torchrun_recovery(out: Path, chance: random.Random, task: dict[str, str]) ->
 class Torchft:
     """A lighthouse and four replicas; the one that is killed is started again by us, as torchrun would."""
 
-    def __init__(self, out: Path, task: dict[str, str]) -> None:
+    def __init__(self, out: Path, task: dict[str, str], *, wait_seconds: int) -> None:
         self._python = peer_python("torchft")
         self._out = out
         port = free_port()
         self._environment = fair_environment(
             BENCH_DIR=str(out),
             TORCHFT_LIGHTHOUSE=f"http://127.0.0.1:{port}",
+            BENCH_WAIT_SECONDS=str(wait_seconds),
             PYTHONPATH=str(PROGRAMS.parent.parent / "src"),
             **task,
         )
-        # The settings of torchft's own example.
+        # With five seconds, the settings of torchft's own example.
         self._lighthouse = self._spawn(
             str(self._python.parent / "torchft_lighthouse"),
             *("--bind", f"[::]:{port}", "--min_replicas", "1"),
             *("--quorum_tick_ms", "100", "--join_timeout_ms", "10000"),
+            *("--heartbeat_timeout_ms", str(1000 * wait_seconds)),
         )
         self._replicas = {number: self._replica(number) for number in range(GANG)}
 

@@ -37,7 +37,8 @@ def main() -> None:
         return {"model": inner.state_dict(), "optimizer": plain.state_dict()}
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        # Survivors of a kill wait for this long in their all-reduce; 5 is the value of torchft's own example.
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=float(os.environ["BENCH_WAIT_SECONDS"]))),
         min_replica_size=1,
         load_state_dict=load_state,
         state_dict=state,
