@@ -133,7 +133,7 @@ class Screen:
     def _bar(self, part: float) -> Text:
         width = min(self.width - 1, 72)
         filled = round(part * width)
-        block, rest = ("#", "-") if self._console.options.ascii_only else ("━", "━")
+        block, rest = ("#", "-") if self._console.options.ascii_only else ("━", "─")
         return Text.assemble(
             " " * self._gutter, (block * filled, "green"), (rest * (width - filled), "bright_black")
         )
