@@ -240,6 +240,10 @@ class Exchange:
         nodes = [block.node for block in self._headers.blocks(round)]
         return trees.missing(nodes, self.layout.num_lanes)
 
+    def writers(self, round: Round) -> list[int]:
+        """The ranks that are writing blocks of a round."""
+        return sorted({owner for owner, _ in self._headers.claims(round)})
+
     def wait_lanes(
         self, round: Round, *, deadline: float, owners: Sequence[int] | None = None
     ) -> Gathered:

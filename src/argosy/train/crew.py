@@ -103,6 +103,7 @@ class Crew:
 
     def look(self) -> None:
         """Raise Moved or Stopped when this rank must not wait any longer; cheap."""
+        self.roster.beat(self.gang.rank)
         self._check_stop()
         if self._is_next_ready():
             raise Moved

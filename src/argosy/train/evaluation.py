@@ -121,6 +121,7 @@ class Evaluation:
             _add(task.sums, found)
             task.index += 1
             self._tally.advance(task.record, task.index)
+            parts.crew.roster.advance(parts.crew.rank)
         self._tally.finish(task.record, task.key, task.sums)
         task.lane = None
         parts.exchange.wake()

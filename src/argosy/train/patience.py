@@ -6,6 +6,7 @@ or loops for ever. The runtime takes stacks and kills the accused; his lanes are
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -20,6 +21,10 @@ from argosy.train.roster import activity
 T = TypeVar("T")
 _STEPS = 32
 _SLICE_SECONDS = 0.25
+_BEAT_SECONDS = 1.0
+"""Who waits looks up twenty times a second where there is a core for it."""
+_AGAIN_SECONDS = 15.0
+"""An accusation that nothing came of is said again: it may have been lost with a connection."""
 
 
 class Patience:
@@ -30,9 +35,11 @@ class Patience:
         self._first_seconds = first_seconds
         self._more_seconds = more_seconds
         self._durations: deque[float] = deque(maxlen=_STEPS)
-        self._accused: set[int] = set()
-        """Process ids."""
+        self._accused: dict[int, float] = {}
+        """Process ids, and when."""
         self._seen: dict[int, recovery.Sighting] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
+        """Of each rank looked at: its beats, and when they were last seen to grow."""
 
     def learn(self, seconds: float) -> None:
         """A step took so long."""
@@ -46,12 +53,22 @@ class Patience:
     def wait(self, call: Callable[[float], T], awaited: Callable[[], list[int]]) -> T:
         """`call(deadline)` until it returns; `awaited()` names the ranks that keep it waiting."""
         started = time.monotonic()
-        self._seen = {}
+        self._seen, self._beats = {}, {}
+        done: list[int] | None = None
         while True:
             try:
                 return call(time.monotonic() + _SLICE_SECONDS)
             except TimedOut as silence:
+                before, done = done, self._done_beside()
+                if before is not None and done != before:
+                    # Somebody gets on with an evaluation, say, which all the others may be in.
+                    started = time.monotonic()
+                    self._seen, self._beats = {}, {}
                 self._look_at(awaited(), time.monotonic() - started, silence.what)
+
+    def _done_beside(self) -> list[int]:
+        crew = self._crew
+        return [crew.roster.advances(rank, crew.pid_of(rank)) for rank in crew.members]
 
     def _look_at(self, ranks: list[int], waited: float, what: str) -> None:
         limits = recovery.Limits(
@@ -59,14 +76,25 @@ class Patience:
         )
         for rank in ranks:
             pid = self._crew.pid_of(rank)
-            if rank == self._crew.rank or pid in self._accused:
+            is_accused = time.monotonic() - self._accused.get(pid, -math.inf) < _AGAIN_SECONDS
+            if rank == self._crew.rank or is_accused:
                 continue
             state, ticks = activity(pid)
-            now = recovery.Sighting(at=waited, ticks=ticks, state=state)
+            is_waiting = self._waits(rank, pid, waited)
+            now = recovery.Sighting(at=waited, ticks=ticks, state=state, is_waiting=is_waiting)
             before = self._seen.get(rank)
-            if before is None or before.ticks != ticks:
+            if before is None or before.ticks != ticks or is_waiting:
                 self._seen[rank] = before = now
             reason = recovery.accuse(waited, before, now, limits)
             if reason:
-                self._accused.add(pid)
+                self._accused[pid] = time.monotonic()
                 self._crew.gang.suspect(rank, f"{reason}; {what}", pid=pid)
+
+    def _waits(self, rank: int, pid: int, at: float) -> bool:
+        """Whether a rank has looked up from a wait of its own lately."""
+        beats = self._crew.roster.beats(rank, pid)
+        known, last = self._beats.get(rank, (beats, -math.inf))
+        if beats != known:
+            last = at
+        self._beats[rank] = (beats, last)
+        return at - last < _BEAT_SECONDS

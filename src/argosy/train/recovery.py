@@ -12,6 +12,8 @@ import msgspec
 _MEDIANS = 3.0
 _BUSY_FACTOR, _BUSY_SECONDS = 20.0, 30.0
 _IDLE_SECONDS = 0.2
+_WAITING_FACTOR = 10.0
+"""One that waits for others is hardly at fault; only if nothing else ends it."""
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +22,8 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     ticks: int
     state: str
+    is_waiting: bool = False
+    """Whether it was seen to wait for others."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +49,13 @@ def accuse(waited: float, before: Sighting, now: Sighting, limits: Limits) -> st
     if now.state in "Tt":
         return f"its process is stopped (state {now.state}) and was awaited for {waited:.1f} s"
     idle = now.at - before.at
+    end = max(_BUSY_SECONDS, _BUSY_FACTOR * limits.median, limits.first / 4)
+    if now.is_waiting:
+        is_endless = waited >= _WAITING_FACTOR * end
+        return f"it waits without an end: awaited for {waited:.1f} s" if is_endless else ""
     if now.state == "S" and now.ticks == before.ticks and idle >= max(_IDLE_SECONDS, patience / 2):
         return f"it has used no CPU for {idle:.1f} s while it was awaited"
-    if waited >= max(_BUSY_SECONDS, _BUSY_FACTOR * limits.median, limits.first / 4):
+    if waited >= end:
         return f"it computes without an end: awaited for {waited:.1f} s"
     return ""
 

@@ -6,6 +6,8 @@ values agreed on. Each row is published by its last word. Used by crew.py and tr
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 from typing import Any
@@ -30,6 +32,8 @@ _FIRST = 6 * _LINE
 EDIT, VERDICT = 16, 17
 """Agreements of the trainer itself, beyond those of user code."""
 _PID_BITS = 22
+_COUNT_MASK = (1 << 42) - 1
+_MOST_DESCENDANTS = 64
 
 
 class Roster:
@@ -55,6 +59,7 @@ class Roster:
         region = self._arena.tensor("roster")
         if region.numel() != total:
             raise _another(arena_name)
+        self._beats = self._advances = 0
         self._bytes = region.numpy()
         self._memory = Memory(region, self._arena.fileno())
         self._digests = self._memory.numbers(self._digests_at, num_parameters)
@@ -160,6 +165,34 @@ class Roster:
         word = self._memory.load(self._arrivals_at + rank * _LINE)
         return word & ((1 << _PID_BITS) - 1) == pid and word >> _PID_BITS > version
 
+    # --- signs of life ------------------------------------------------------------------------
+
+    def beat(self, rank: int) -> None:
+        """This process waits for others and looks up now and then: it is not hung."""
+        self._beats += 1
+        self._sign(rank, 8, self._beats)
+
+    def advance(self, rank: int) -> None:
+        """This process has done a piece of work that is no step's: the others may have to wait for more of it."""
+        self._advances += 1
+        self._sign(rank, 16, self._advances)
+
+    def beats(self, rank: int, pid: int) -> int:
+        """How often that process has looked up; 0 if it has not, or is not that rank."""
+        return self._signs(rank, 8, pid)
+
+    def advances(self, rank: int, pid: int) -> int:
+        """How many pieces of such work it has done."""
+        return self._signs(rank, 16, pid)
+
+    def _sign(self, rank: int, word: int, count: int) -> None:
+        at = self._arrivals_at + rank * _LINE + word
+        self._memory.store(at, (count & _COUNT_MASK) << _PID_BITS | os.getpid())
+
+    def _signs(self, rank: int, word: int, pid: int) -> int:
+        found = self._memory.load(self._arrivals_at + rank * _LINE + word)
+        return found >> _PID_BITS if found & ((1 << _PID_BITS) - 1) == pid else 0
+
     # --- agreement ----------------------------------------------------------------------------
 
     def agree(self, version: int, number: int, rank: int, value: Any) -> Any:
@@ -218,9 +251,28 @@ def start_time(pid: int) -> int:
 
 
 def activity(pid: int) -> tuple[str, int]:
-    """(state letter, ticks of CPU used) of a process; an empty letter when there is none."""
+    """(state letter, ticks of CPU used) of a process, with those of its descendants: it may wait for a compiler. An empty letter when there is none."""
     fields = _stat(pid)
-    return (fields[0], int(fields[11]) + int(fields[12])) if fields else ("", 0)
+    if not fields:
+        return "", 0
+    family = _descendants(pid) if fields[0] == "S" else []
+    return fields[0], sum(_ticks(each) for each in (fields, *map(_stat, family)))
+
+
+def _ticks(fields: list[str]) -> int:
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def _descendants(pid: int) -> list[int]:
+    """Living descendants, as far as the system tells; the nearest ones if there are very many."""
+    found = [pid]
+    for each in found:
+        if len(found) > _MOST_DESCENDANTS:
+            break
+        for path in glob.iglob(f"/proc/{each}/task/*/children"):
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+                found += map(int, file.read().split())
+    return found[1:]
 
 
 def _stat(pid: int) -> list[str]:

@@ -272,7 +272,7 @@ class Transaction:
                 except NoRoom:
                     self._exchange.wait_progress(deadline=deadline)
 
-        return self.patience.wait(claim, self.others)
+        return self.patience.wait(claim, lambda: self._exchange.writers(round))
 
     def _blocks(self, attempt: int = 0) -> list[tuple[int, int]]:
         """(first, count) of the lanes of this rank; a step that is computed again is dealt to others."""
@@ -285,12 +285,16 @@ class Transaction:
         return [(lane, 1) for lane in dealt_lanes(position, count, lanes)]
 
     def _wait_lanes(self, round: Round) -> Gathered:
+        members, attempt = self.crew.members, round.step >> _ATTEMPT_BITS
         owners = owners_of_lanes(
-            self.crew.members, self._layout.num_lanes, is_interim=self.crew.is_interim
+            # As _blocks() deals them: the one at a place has the lanes of `attempt` places further on.
+            [members[(place - attempt) % len(members)] for place in range(len(members))],
+            self._layout.num_lanes,
+            is_interim=self.crew.is_interim,
         )
 
         def wait(deadline: float) -> Gathered:
-            if self.crew.roster.attempt_of(round.version) > round.step >> _ATTEMPT_BITS:
+            if self.crew.roster.attempt_of(round.version) > attempt:
                 raise Moved  # the step is computed again
             return self._exchange.wait_lanes(round, deadline=deadline, owners=owners)
 
@@ -333,7 +337,7 @@ class Transaction:
         if not names:
             return
         slot = self.patience.wait(
-            lambda deadline: self._state.begin(version, deadline=deadline), self.others
+            lambda deadline: self._state.begin(version, deadline=deadline), self._pinning
         )
         fill(self._memories.version(slot), names)
         self._state.mark_done(version, [page for name in names for page in pages_of(name)])
@@ -448,9 +452,9 @@ class Transaction:
                     break
         return found
 
-    def others(self) -> list[int]:
-        """All members but this one."""
-        return [rank for rank in self.crew.members if rank != self.crew.rank]
+    def _pinning(self) -> list[int]:
+        """The members that pin versions."""
+        return [rank for rank in self._state.pins() if rank in self.crew.members]
 
 
 def _average(old: Version, new: Version, name: str, flat: torch.Tensor, num_lanes: int) -> None:

@@ -33,6 +33,13 @@ def test_one_that_computes_without_an_end_is_accused_in_the_end():
     assert "without an end" in accuse(100.0, _seen(100.0, 9, "R"), _seen(100.0, 9, "R"), LIMITS)
 
 
+def test_one_that_waits_for_others_itself_is_not_at_fault():
+    before = _seen(0.0, 10, "S")
+    waiting = Sighting(at=100.0, ticks=10, state="S", is_waiting=True)
+    assert not accuse(100.0, before, waiting, LIMITS)
+    assert "waits without an end" in accuse(1000.0, before, waiting, LIMITS)
+
+
 def test_before_the_first_step_compilation_is_given_its_time():
     first = Limits(median=0.0, more=1.0, first=300.0)
     assert not accuse(200.0, _seen(0.0, 1, "T"), _seen(200.0, 1, "T"), first)
