@@ -123,7 +123,8 @@ def wait_until(condition, what, seconds=DEADLINE_SECONDS):
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}")
+            said = what() if callable(what) else what
+            raise AssertionError(f"not within {seconds} s: {said}")
         time.sleep(0.02)
 
 
