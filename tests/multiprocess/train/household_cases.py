@@ -46,9 +46,9 @@ class Numbers(torch.utils.data.Dataset):
         return self.inputs[number], self.labels[number]
 
 
-def die_at(run, step, *, rank=1):
-    """End this process like a killed one, if it is that rank's first and the step is that one."""
-    if is_first_life and run.gang.rank == rank and run.step == step:
+def die_at(run, step, *, rank=1, last=None):
+    """End this process like a killed one, if it is that rank's first and the step is that one, or one up to `last`."""
+    if is_first_life and run.gang.rank == rank and step <= (run.step or 0) <= (last or step):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -9,7 +9,7 @@ CASES = (
     "evaluate_killed:3",
     "evaluate_wrongly:1",
     "evaluate_before_steps:1",
-    "evaluate_before_steps:3",
+    "evaluate_before_steps_killed:3",
     "edit:1",
     "edit:3",
     "edit_killed:3",
@@ -41,6 +41,8 @@ def results(everything):
     def find(*wanted):
         for each in wanted:
             assert everything[each]["code"] == 0, everything[each]["errors"]
+            is_killed = "was killed by signal 9" in everything[each]["errors"]
+            assert is_killed == ("killed" in each), everything[each]["errors"]
         return [everything[each]["result"] for each in wanted]
 
     return find
@@ -66,7 +68,7 @@ def test_evaluations_are_the_same_at_every_world_size_and_when_a_rank_dies_in_on
 
 
 def test_a_rank_that_joins_finds_the_evaluations_that_the_others_have_done(results):
-    one, killed = results("evaluate_before_steps:1", "evaluate_before_steps:3")
+    one, killed = results("evaluate_before_steps:1", "evaluate_before_steps_killed:3")
     assert one == killed
 
 
