@@ -38,8 +38,8 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody looks."""
-        return self._console.is_terminal
+        """Whether somebody looks, at something that can be drawn on."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
 
     @property
     def width(self) -> int:

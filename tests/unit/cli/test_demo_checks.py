@@ -90,7 +90,9 @@ def test_long_lines_fold_at_spaces_and_lose_nothing():
 def test_nothing_on_the_screen_is_wider_than_the_terminal(width):
     screen = Screen()
     out = io.StringIO()
-    screen._console = Console(file=out, force_terminal=True, width=width, color_system=None)
+    screen._console = Console(
+        file=out, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"}
+    )
     screen.section("proof")
     screen.command("argosy run demo_training.py -n 2", "rank 1, in step 17")
     screen.item("recovery", "0.28 s beyond a step, from the kill to the next commit")
