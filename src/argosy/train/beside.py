@@ -39,6 +39,8 @@ class Beside:
         self._work: Work | None = None
         """The step under way: something of it is fed or computed."""
         self._step: Step | None = None
+        self._turn = 0
+        """Of that step: the same on every rank, whatever of it is committed or edited already."""
         self._view = _LIVE
         """The weights that the model shows."""
         self._has_entered = False
@@ -50,7 +52,7 @@ class Beside:
                 "counts= with step.feed()", fix="let the loss return one (sum, count)"
             )
         directory = Path(self.parts.run.directory) / "fed" if record else None
-        self._work = self.parts.new_work(step.index)
+        self._work = self.parts.new_work(step.index, self._turn)
         self._work.feeding = Feeding(produce=produce, directory=directory)
 
     def evaluate(

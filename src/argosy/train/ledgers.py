@@ -1,4 +1,4 @@
-"""The ledger of the next version: the step, the skip list, the losses that a spike is measured by, the user's own state.
+"""The ledger of the next version: the step, the turn (which counts steps made, and never goes back), the skip list, the losses that a spike is measured by, the user's own state.
 
 Written with a version by whoever owns its first page; every rank would write the same. After a rewind it is the snapshot's, with what must not be forgotten: the batches left out and the steps skipped. Pure.
 """
@@ -22,7 +22,7 @@ def after_step(
     guard: Guard,
 ) -> Ledger:
     """After a step that was made, or skipped."""
-    ledger = {**old, **more, "step": step + 1}
+    ledger = {**old, **more, "step": step + 1, "turn": old.get("turn", 0) + 1}
     ledger.pop("edits", None)
     if outcome["verdict"] != "go":
         ledger["skipped"] = _with_skip(ledger, step)
@@ -37,6 +37,7 @@ def after_rewind(
     """After going back to a snapshot, without the batch `index` from now on."""
     return {
         **snapshot,
+        "turn": old.get("turn", 0) + 1,
         "omitted": sorted({*old.get("omitted", []), index}),
         "skipped": _with_skip(old, step),
         "rewinds": old.get("rewinds", 0) + 1,

@@ -92,11 +92,18 @@ class Parts:
         """The state that is committed now."""
         return self.memories.version(self.state.current()[1])
 
-    def new_work(self, step: int) -> Work:
+    def place(self) -> tuple[int, int]:
+        """(step, turn) that come next: a turn is a step that was made, so it never goes back."""
+        ledger = self.committed.ledger
+        return int(ledger["step"]), int(ledger.get("turn", 0))
+
+    def new_work(self, step: int, turn: int) -> Work:
         """A step from the committed version."""
         version, slot = self.state.current()
-        omitted = self.memories.version(slot).ledger.get("omitted", [])
-        work = Work(version, step, batch_of_step(step, omitted))
+        ledger = self.memories.version(slot).ledger
+        if int(ledger.get("turn", 0)) != turn:
+            version -= 1  # the others had all they needed, and have committed it meanwhile
+        work = Work(version, step, batch_of_step(step, ledger.get("omitted", [])))
         work.ledger = lambda: {"state": self.run.state.snapshot().decode()}
         self._expect(work.index)
         return work

@@ -195,19 +195,19 @@ class Roster:
 
     # --- agreement ----------------------------------------------------------------------------
 
-    def agree(self, version: int, number: int, rank: int, value: Any) -> Any:
-        """The value of whoever comes first to the `number`-th agreement of a step."""
+    def agree(self, turn: int, number: int, rank: int, value: Any) -> Any:
+        """The value of whoever comes first to the `number`-th agreement of a step, which has the `turn`."""
         if number >= _MOST_AGREEMENTS:
             raise ConfigError(
                 f"more than {_MOST_AGREEMENTS} calls of step.agree() in a step",
                 fix="agree on one dictionary instead of many values",
             )
-        return self.agree_on(version, number, rank, value)
+        return self.agree_on(turn, number, rank, value)
 
-    def agree_on(self, version: int, number: int, rank: int, value: Any) -> Any:
-        """The same, for EDIT and VERDICT too."""
-        place = (version & 1) * (_AGREEMENTS // 2) + number
-        tag = mix(version, number) >> 16
+    def agree_on(self, turn: int, number: int, rank: int, value: Any) -> Any:
+        """The same for EDIT and VERDICT too, whose turn is the version. Nobody is two turns behind."""
+        place = (turn & 1) * (_AGREEMENTS // 2) + number
+        tag = mix(turn, number) >> 16
         at = self._winners_at + 8 * place
         seen = self._memory.load(at)
         if seen >> 16 != tag:

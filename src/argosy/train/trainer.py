@@ -44,7 +44,7 @@ class Trainer(Beside):
     def steps(self, count: int) -> Iterator[Step]:
         """Steps from the committed one on, until `count` are done."""
         self._enter()
-        while (index := self.step) < count:
+        while (index := self._next_step()) < count:
             self.run.step = index
             self._step = step = Step(self, index)
             yield step
@@ -58,7 +58,7 @@ class Trainer(Beside):
     def compute(self, step: Step, part: int, loss: Loss | None) -> None:
         """One update of a step; called by it."""
         self._refuse_other_weights("a step")
-        self._work = self._work or self.parts.new_work(step.index)
+        self._work = self._work or self.parts.new_work(step.index, self._turn)
         work, loss = self._work, loss or self.loss
         self._attempt(lambda: self.parts.transaction.update(work, part, loss))
 
@@ -111,5 +111,8 @@ class Trainer(Beside):
 
     def agree(self, number: int, value: Any) -> Any:
         """See Step.agree."""
-        version = self.parts.state.current()[0]
-        return self.parts.crew.roster.agree(version, number, self.run.gang.rank, value)
+        return self.parts.crew.roster.agree(self._turn, number, self.run.gang.rank, value)
+
+    def _next_step(self) -> int:
+        step, self._turn = self.parts.place()
+        return step

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from argosy.errors import GenerationChanged, MismatchError, NoRoom, PeerLost, RoundOver
+from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, PeerLost, RoundOver
 from argosy.move.exchange import Exchange
 from argosy.move.gathered import Gathered
 from argosy.move.layout import Layout
@@ -162,8 +162,10 @@ class Transaction:
     def _run_part(self, work: Work, part: int, loss: Loss) -> None:
         attempt = self._exchange_attempt(work)
         round = Round(work.version, attempt << _ATTEMPT_BITS | work.step, part)
-        if self._exchange.is_over(round):
+        version, slot = self._state.current()
+        if version > work.version or self._exchange.is_over(round):
             return
+        old = self._memories.version(slot)
         self._compute(work, round, loss, attempt)
         gathered = self._wait_lanes(round)
         self._audit(work, gathered, loss)
@@ -175,8 +177,8 @@ class Transaction:
             lambda deadline: self._exchange.wait_votes(round, deadline=deadline),
             lambda: self._owners_of(self._exchange.unvoted(round)),
         )
-        ledger = self._memories.version(self._state.current()[1]).ledger
-        outcome = self._judge.judge(work.step, gathered.terms, votes, ledger, attempt)
+        # Not the committed one's: a rank whose pages nobody waits for may be late.
+        outcome = self._judge.judge(work.step, gathered.terms, votes, old.ledger, attempt)
         if outcome["verdict"] == "again":
             self.crew.roster.compute_again(work.version, attempt + 1)
             raise Moved
@@ -202,7 +204,11 @@ class Transaction:
 
     def _compute(self, work: Work, round: Round, loss: Loss, attempt: int) -> None:
         """Compute and publish the blocks that are this rank's and not there yet."""
-        self._integrity.check()
+        try:
+            self._integrity.check()
+        except ConfigError:
+            self._refuse_if_past(work)
+            raise
         old = self._memories.version(self._state.current()[1])
         if work.meant is None:
             work.meant = frozenset(self.lanes_of_this_rank())
@@ -229,6 +235,11 @@ class Transaction:
                 lanes = range(node.first, node.stop)
                 self.crew.roster.count_taken_over(len(set(lanes) - work.meant))
                 self.crew.look()
+
+    def _refuse_if_past(self, work: Work) -> None:
+        """RoundOver when the others, who needed nothing of this rank, have committed the step and changed the weights."""
+        if self._state.current()[0] > work.version:
+            raise RoundOver(f"step {work.step} was finished by others")
 
     def note_failure(self, step: int, lane: int, error: BaseException) -> None:
         """A lane raised. Here it ends this process; if it does so elsewhere too, no restart will help."""
@@ -258,8 +269,9 @@ class Transaction:
         try:
             audits.compare(claim.flat, self._exchange.slot(block.slot), block.node, self._layout)
         except MismatchError:
-            # A rank without pages is not waited for: the slot may have the next step's block by now.
-            if not self._exchange.is_over(gathered.round):
+            # A rank without pages is not waited for: weights may have changed, the slot may have another block by now.
+            is_there = block in self._exchange.published(gathered.round)
+            if is_there and not self._exchange.is_over(gathered.round):
                 raise
 
     def _claim(self, round: Round, node: Any) -> Any:

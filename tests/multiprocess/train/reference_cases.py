@@ -1,9 +1,12 @@
-"""A model with everything that has misled an update before, trained here and by a plain loop of torch."""
+"""A model with everything that has misled an update before, trained here and by a plain loop of torch; and values that ranks agree on."""
 
 import copy
+import json
+import os
+import time
 
 import torch
-from household_cases import WIDTH, Numbers
+from household_cases import WIDTH, Numbers, die_at
 from torch import nn
 from torch.nn import functional
 
@@ -66,3 +69,30 @@ def against_torch(run):
         "wanted": wanted,
         "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
     }
+
+
+def agreements(run):
+    """Values agreed on before, between and after the pieces of a step, with an edit in the middle and a rank that dies; each rank leaves what it saw."""
+    trainer = run.trainer(
+        model=nn.Linear(WIDTH, 4),
+        data=Numbers(),
+        loss=classify,
+        optimizer=lambda params: torch.optim.SGD(params, lr=1e-2),
+        batch_size=32,
+        lanes=LANES,
+    )
+    for step in trainer.steps(8):
+        die_at(run, 3)
+        own = [os.getpid(), step.index]
+        seen = [step.agree([*own, "first"])]
+        if step.index % 2:
+            with trainer.edit() as params:
+                params["bias"].add_(1.0)
+        seen.append(step.agree([*own, "edited"]))
+        step.update()
+        time.sleep(0.002 * (os.getpid() % 5))  # ranks come to the next one at different times
+        seen.append(step.agree([*own, "updated"]))
+        step.commit()
+        seen.append(step.agree([*own, "committed"]))
+        (run.directory / f"seen-{step.index}-{os.getpid()}.json").write_text(json.dumps(seen))
+    return {"directory": str(run.directory)}
