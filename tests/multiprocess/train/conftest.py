@@ -26,8 +26,9 @@ def run_cases_together(tmp_path_factory):
 def cases_in(tmp_path):
     def run(file, *wanted, variables=()):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ARGOSY_")}
+        directory = tmp_path / f"cases-{len(list(tmp_path.iterdir()))}"
         done = subprocess.run(
-            [sys.executable, str(PROGRAM), file, str(tmp_path / "cases"), *wanted],
+            [sys.executable, str(PROGRAM), file, str(directory), *wanted],
             env={**environment, **dict(variables)},
             capture_output=True,
             text=True,
