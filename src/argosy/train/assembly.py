@@ -146,16 +146,17 @@ def begin(
     parameters = memories.weights.parameters
     values = {**parameters, **{BUFFER + name: buffer for name, buffer in buffers.items()}}
     own = [digests.of_tensor(value) for value in values.values()]
-    if roster.initial() is None:
-        # Ranks that come here at once write the same bytes.
-        first = memories.version(0)
-        if saved is None:
-            _fill(first, values)
-        else:
-            saves.load(saved, first)
-        memories.weights.fill()
-        memories.refresh(0, list(memories.plan.names))
-        roster.begin(own)
+    # Alone: one that was late in here would write over what the others, who do not wait for a newcomer, have trained by then.
+    with memories.weights.alone():
+        if roster.initial() is None:
+            first = memories.version(0)
+            if saved is None:
+                _fill(first, values)
+            else:
+                saves.load(saved, first)
+            memories.weights.fill()
+            memories.refresh(0, list(memories.plan.names))
+            roster.begin(own)
     known = roster.initial()
     assert known is not None
     different = [name for name, a, b in zip(values, own, known, strict=True) if a != b]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from argosy.train.memories import Version
-from argosy.train.stateplan import Field
+from argosy.train.stateplan import AVERAGE, VALUE, Field
 
 
 def of_version(version: Version) -> str:
@@ -19,7 +19,7 @@ def of_version(version: Version) -> str:
     total = hashlib.sha256()
     for field, tensor in zip(version.plan.fields, version.tensors, strict=True):
         total.update(_title(field).encode())
-        if version.has_begun(field.name) or field.key == "value":
+        if version.has_begun(field.name) or field.key in (VALUE, AVERAGE):
             total.update(_bytes(tensor))
     return total.hexdigest()
 

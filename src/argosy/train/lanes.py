@@ -184,6 +184,11 @@ class Lanes:
                 place.add_(buffer)
             elif lane == 0:
                 place.copy_(buffer)
+                if not torch.equal(place.to(buffer.dtype), buffer):
+                    raise ConfigError(
+                        f"buffer {name!r} changes in forward and has whole numbers beyond 2**24",
+                        fix="keep large counts as run.state, or as two smaller buffers",
+                    )
 
     def _take_indirect(self, claim: Claim) -> set[str]:
         """Gradients in another dtype than the slot's are added lane by lane."""

@@ -7,7 +7,11 @@ Who may write what and when is decided by transaction.py.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,9 +53,23 @@ class Weights:
             self.tensors[name] = self._arena.at(place, shape, kind, _strides(parameter))
 
     def fill(self) -> None:
-        """Put the module's own values in; whoever does it writes the same bytes."""
+        """Put the module's own values in."""
         for name, parameter in self.parameters.items():
             self.tensors[name].copy_(parameter.detach())
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process at a time, of all that map these weights; the kernel lets the next one in when it ends."""
+        # A descriptor that was handed over shares its lock with the sender: only one opened here excludes the others.
+        own = os.open(f"/proc/self/fd/{self._arena.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(own, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(
+                own, fcntl.LOCK_UN
+            )  # a child that is forked now has a copy of the descriptor
+            os.close(own)
 
     def bind(self) -> None:
         """Let the module's parameters be the shared ones."""

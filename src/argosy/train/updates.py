@@ -80,8 +80,10 @@ class Updater:
                 for parameter in group["params"]:
                     clone = torch.nn.Parameter(torch.zeros_like(parameter))
                     clone.grad = torch.zeros_like(parameter)
-                    self.optimizer.param_groups = [{**group, "params": [clone]}]
+                    alone = {**group, "params": [clone]}
+                    self.optimizer.param_groups = [alone]
                     self._try_step()
+                    self._refuse_common_state(group, alone)
                     state = self.optimizer.state.pop(clone, {})
                     found += _fields(name_of[id(parameter)], state)
         finally:
@@ -152,6 +154,19 @@ class Updater:
             raise ConfigError(
                 f"{type(self.optimizer).__name__} cannot step by itself: {error}",
                 fix='use layout="replicated" and step.gradients()',
+            )
+
+    def _refuse_common_state(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """A number that all parameters of a group share would be another one on each rank, and would be lost with it."""
+        changed = [
+            key
+            for key, value in after.items()
+            if key != "params" and (key not in before or not _is_same(before[key], value))
+        ]
+        if changed:
+            raise ConfigError(
+                f"{type(self.optimizer).__name__} changes {changed[0]!r} of its groups in a step: parameters depend on each other",
+                fix='use layout="replicated" with this optimizer',
             )
 
     def _find_names(self) -> tuple[str, ...]:
@@ -243,6 +258,12 @@ def _store(field: Field, tensor: torch.Tensor, value: Any, name: str) -> None:
             f"the optimizer changed {field.key!r} of {name!r} from {field.kind} to {type(value).__name__}",
             fix='use layout="replicated" with this optimizer',
         )
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left is right or torch.equal(left, right)
+    return bool(left == right)
 
 
 def _rate(group: dict[str, Any]) -> float:
