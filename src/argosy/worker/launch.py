@@ -8,6 +8,7 @@ anything is started.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -31,6 +32,13 @@ from argosy.worker.sources import digest_sources
 _DEFAULT_LANES = 8
 """More ranks than lanes would have nothing to do."""
 _FAREWELL_SECONDS = 5.0
+_NEEDED_BY_RANKS = (
+    "torch._dynamo",
+    "torch._inductor",
+    "argosy.data.datasets",
+    "argosy.data.mixtures",
+    "argosy.train.trainer",
+)
 
 Main = Callable[..., object]
 
@@ -84,8 +92,10 @@ def _run_here(main: Main, run: Run, *, is_member: bool) -> None:
 def _keep_house(main: Main, run: Run, num_ranks: int) -> int:
     """This process is the parent of the ranks."""
     os.environ.update(isa.environment(os.environ))
-    # What every rank needs is imported once, before the first fork.
-    import argosy.train.seeds  # noqa: F401
+    # What every rank needs is imported once, before the first fork: also what torch imports when an optimizer is made and
+    # deterministic algorithms are asked for, which takes seconds. A replacement must not wait for it.
+    for name in _NEEDED_BY_RANKS:
+        importlib.import_module(name)
 
     environment = {
         "ARGOSY_RUN": f"{run.name}-{os.getpid()}",
