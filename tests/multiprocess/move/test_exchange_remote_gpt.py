@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._inductor  # what deterministic algorithms import, once for all forks
 import torch.distributed as dist
 from torch.nn import functional
 
