@@ -26,6 +26,7 @@ from argosy.train.roster import Roster
 from argosy.train.settings import Settings
 from argosy.train.totals import Counted
 from argosy.train.transaction import Transaction, Work
+from argosy.train.turns import Turns
 from argosy.train.updates import Factory
 
 _PREFIX = "train"
@@ -78,6 +79,9 @@ class Parts:
         self.state = self.exchange.state
         self.crew = Crew(run.gang, roster, self.exchange)
         run.gang.on_change(lambda _: self.exchange.wake())
+        self._turns = Turns(f"{_PREFIX}.turns", most_ranks=settings.most_ranks)
+        self._turn: int | None = None
+        """The last one that this process has begun."""
         is_exact = settings.mode == "exact"
         self.lanes = Lanes(model, trained, layout, seed=run.seed, is_exact=is_exact)
         self.transaction = Transaction(
@@ -96,6 +100,43 @@ class Parts:
         """(step, turn) that come next: a turn is a step that was made, so it never goes back."""
         ledger = self.committed.ledger
         return int(ledger["step"]), int(ledger.get("turn", 0))
+
+    def begin_turn(self) -> tuple[int, int]:
+        """(step, turn) that come next, with the state of user code as it is then on every rank."""
+        step, turn = self.place()
+        if self._turn is None or not self._turn <= turn <= self._turn + 1:
+            step, turn = self._join_turn()
+        self._turn = turn
+        self._turns.offer(turn, self.crew.rank, self.run.state.snapshot())
+        return step, turn
+
+    def _join_turn(self) -> tuple[int, int]:
+        """Give user code the state with which the turn under way began; wait while a member has yet to begin it."""
+        found: list[tuple[int, int, bytes | None]] = []
+
+        def look(deadline: float) -> None:
+            while True:
+                step, turn = self.place()
+                body = self._turns.find(turn)
+                if body is not None or turn == 0 or self._is_unknown(turn):
+                    found[:] = [(step, turn, body)]
+                    return
+                self.exchange.wait_progress(deadline=deadline)
+
+        self.transaction.persist(lambda: self.transaction.patience.wait(look, list))
+        step, turn, body = found[0]
+        if body is None:
+            self.restore_state()
+        else:
+            self.run.state.restore(body)
+        return step, turn
+
+    def _is_unknown(self, turn: int) -> bool:
+        """Whether all members have come to a turn from elsewhere."""
+        crew = self.crew
+        if self._turns.ask(turn, crew.rank):
+            self.exchange.wake()
+        return all(self._turns.asks(turn, rank, crew.pid_of(rank)) for rank in crew.members)
 
     def new_work(self, step: int, turn: int) -> Work:
         """A step from the committed version."""
@@ -141,7 +182,11 @@ class Parts:
     def _write(self, directory: Path) -> None:
         version, slot = self.state.pin()
         try:
-            saves.save(directory, self.memories.version(slot), self.facts())
+            found = self.memories.version(slot)
+            # With the state that the turn under way began with: a resume begins that turn again.
+            state = self._turns.find(int(found.ledger.get("turn", 0)))
+            more = {} if state is None else {"state": state.decode()}
+            saves.save(directory, found, self.facts(), {**found.ledger, **more})
         finally:
             self.state.unpin(version)
 

@@ -27,9 +27,11 @@ _FORMAT = 1
 _WAIT_SECONDS = 20.0
 
 
-def save(directory: Path, version: Version, facts: Mapping[str, Any]) -> Path:
-    """Write a version; the directory appears when it is whole."""
-    step = int(version.ledger["step"])
+def save(
+    directory: Path, version: Version, facts: Mapping[str, Any], ledger: Mapping[str, Any]
+) -> Path:
+    """Write a version with its ledger; the directory appears when it is whole."""
+    step = int(ledger["step"])
     target = directory / f"step-{step:09d}"
     if target.exists():
         return target
@@ -42,7 +44,7 @@ def save(directory: Path, version: Version, facts: Mapping[str, Any]) -> Path:
             **facts,
             "format": _FORMAT,
             "step": step,
-            "ledger": version.ledger,
+            "ledger": ledger,
             "begun": [name for name in version.plan.names if version.has_begun(name)],
             "digest": digests.of_version(version),
             "plan": version.plan.digest,

@@ -114,5 +114,5 @@ class Trainer(Beside):
         return self.parts.crew.roster.agree(self._turn, number, self.run.gang.rank, value)
 
     def _next_step(self) -> int:
-        step, self._turn = self.parts.place()
+        step, self._turn = self._attempt(self.parts.begin_turn)
         return step

@@ -83,6 +83,7 @@ def agreements(run):
     )
     for step in trainer.steps(8):
         die_at(run, 3)
+        count = run.state.get("count", 0)
         own = [os.getpid(), step.index]
         seen = [step.agree([*own, "first"])]
         if step.index % 2:
@@ -94,5 +95,7 @@ def agreements(run):
         seen.append(step.agree([*own, "updated"]))
         step.commit()
         seen.append(step.agree([*own, "committed"]))
-        (run.directory / f"seen-{step.index}-{os.getpid()}.json").write_text(json.dumps(seen))
+        run.state["count"] = count + 1  # after the commit: it belongs to the next turn
+        path = run.directory / f"seen-{step.index}-{os.getpid()}.json"
+        path.write_text(json.dumps({"agreed": seen, "count": count}))
     return {"directory": str(run.directory)}

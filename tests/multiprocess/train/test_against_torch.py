@@ -25,7 +25,7 @@ def test_norms_and_weights_are_those_of_a_plain_loop_for_any_order_in_memory_and
     assert "layout contract" not in found["errors"]
 
 
-def test_every_rank_gets_the_same_value_at_every_point_of_a_step_also_one_that_joins_in_the_middle(
+def test_every_rank_has_the_same_state_and_gets_the_same_value_at_every_point_of_a_step_also_one_that_joins_in_the_middle(
     results,
 ):
     found = results["agreements:3"]
@@ -35,6 +35,7 @@ def test_every_rank_gets_the_same_value_at_every_point_of_a_step_also_one_that_j
         values = [json.loads(path.read_text()) for path in paths]
         assert len(values) >= 2
         assert all(value == values[0] for value in values)
-        assert [each[1:] for each in values[0]] == [
+        assert values[0]["count"] == step
+        assert [each[1:] for each in values[0]["agreed"]] == [
             [step, point] for point in ("first", "edited", "updated", "committed")
         ]
