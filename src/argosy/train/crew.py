@@ -40,6 +40,9 @@ class Gang(Protocol):
     def coming(self) -> Place | None:
         """The newest generation told and not taken."""
 
+    def lost_in(self, generation: int) -> frozenset[int]:
+        """Ranks of a generation that have ended, also those that have never taken their place in it."""
+
     def take(self) -> None:
         """Take the place in it."""
 
@@ -159,7 +162,8 @@ class Crew:
             return False
         if self.roster.process_of(coming.generation, coming.rank) is None:
             self.roster.enlist(coming.generation, coming.rank)
-        return self.roster.is_complete(coming.generation, coming.world_size)
+        gone = self.gang.lost_in(coming.generation)
+        return self.roster.is_complete(coming.generation, coming.world_size, gone)
 
     def _meet(self) -> bool:
         """Open descriptors of all members of this generation; False while some have not enlisted."""
@@ -167,15 +171,18 @@ class Crew:
         if self.roster.process_of(generation, self.gang.rank) is None:
             self.roster.enlist(generation, self.gang.rank)
         self._check_stop()
-        if not self.roster.is_complete(generation, self.gang.world_size):
+        gone = self.gang.lost_in(generation)
+        if not self.roster.is_complete(generation, self.gang.world_size, gone):
             return False
         self._forget()
         for rank in range(self.gang.world_size):
             found = self.roster.process_of(generation, rank)
-            if found is None:
+            if found is None and rank not in gone:
                 return False
-            self._pids[rank] = found[0]
-            self._descriptors[rank] = -1 if rank == self.gang.rank else _open(*found)
+            # One that has finished before it could take its place has no row: it is a member that has ended.
+            pid, start = found or (0, 0)
+            self._pids[rank] = pid
+            self._descriptors[rank] = -1 if rank == self.gang.rank else _open(pid, start)
         self._generation = generation
         return True
 
@@ -202,6 +209,8 @@ _GONE = -2
 
 def _open(pid: int, start: int) -> int:
     """A descriptor of exactly that process; _GONE when it is no longer there."""
+    if not pid:
+        return _GONE
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -82,10 +82,12 @@ class Roster:
             return None
         return self._memory.load(at + 8), self._memory.load(at + 16)
 
-    def is_complete(self, generation: int, world_size: int) -> bool:
-        """Whether all ranks of a generation have enlisted."""
+    def is_complete(
+        self, generation: int, world_size: int, gone: frozenset[int] = frozenset()
+    ) -> bool:
+        """Whether all ranks of a generation have enlisted, but for those that have ended."""
         return all(
-            self._memory.load(self._row(generation, rank)) == generation + 1
+            self._memory.load(self._row(generation, rank)) == generation + 1 or rank in gone
             for rank in range(world_size)
         )
 

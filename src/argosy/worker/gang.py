@@ -119,6 +119,11 @@ class Gang:
         """Ranks of this generation whose processes have ended, however they did: none of them can write any more."""
         return self._lost
 
+    def lost_in(self, generation: int) -> frozenset[int]:
+        """The same of this generation or a newer one: some may have ended before they could take their place in it."""
+        with self._condition:
+            return frozenset(self._ends.get(generation, ()))
+
     def coming(self) -> Place | None:
         """The place of this process in the newest generation that was told and not yet taken."""
         told = self._next

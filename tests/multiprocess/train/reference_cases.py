@@ -99,3 +99,20 @@ def agreements(run):
         path = run.directory / f"seen-{step.index}-{os.getpid()}.json"
         path.write_text(json.dumps({"agreed": seen, "count": count}))
     return {"directory": str(run.directory)}
+
+
+def death_at_the_end(run):
+    """The others have finished and gone before the replacement of one that died in the last step is there."""
+    trainer = run.trainer(
+        model=nn.Linear(WIDTH, 4),
+        data=Numbers(),
+        loss=classify,
+        optimizer=lambda params: torch.optim.SGD(params, lr=1e-2),
+        batch_size=32,
+        lanes=LANES,
+    )
+    for step in trainer.steps(3):
+        step.update()
+        die_at(run, 2)
+        step.commit()
+    return {"steps": trainer.step}

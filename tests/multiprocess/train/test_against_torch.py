@@ -10,7 +10,9 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def results(run_cases_together):
-    return run_cases_together("reference_cases.py", "against_torch:2", "agreements:3")
+    return run_cases_together(
+        "reference_cases.py", "against_torch:2", "agreements:3", "death_at_the_end:3"
+    )
 
 
 def test_norms_and_weights_are_those_of_a_plain_loop_for_any_order_in_memory_and_with_statistics(
@@ -39,3 +41,10 @@ def test_every_rank_has_the_same_state_and_gets_the_same_value_at_every_point_of
         assert [each[1:] for each in values[0]["agreed"]] == [
             [step, point] for point in ("first", "edited", "updated", "committed")
         ]
+
+
+def test_a_replacement_that_comes_when_the_others_have_finished_ends_too(results):
+    found = results["death_at_the_end:3"]
+    assert found["code"] == 0, found["errors"]
+    assert "rank 1 was killed by signal 9" in found["errors"]
+    assert found["result"]["steps"] == 3
