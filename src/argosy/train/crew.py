@@ -136,6 +136,16 @@ class Crew:
 
         wait(enter, lambda: self._exchange.late(number, living))
 
+    def hear(self) -> None:
+        """Something was told; from the link's thread.
+
+        Who trains already is ready for any generation. Should it finish before it takes its place, newcomers find a member that has ended.
+        """
+        coming = self.gang.coming()
+        if coming is not None and self._generation >= 0:
+            self.roster.enlist(coming.generation, coming.rank)
+        self._exchange.wake()
+
     def look_for_next(self) -> None:
         """Take the place in a newer generation when all of it have enlisted."""
         if self._is_next_ready():

@@ -78,7 +78,7 @@ class Parts:
         self.exchange = exchange.open(f"{_PREFIX}.exchange", layout, prefault=False)
         self.state = self.exchange.state
         self.crew = Crew(run.gang, roster, self.exchange)
-        run.gang.on_change(lambda _: self.exchange.wake())
+        run.gang.on_change(lambda _: self.crew.hear())
         self._turns = Turns(f"{_PREFIX}.turns", most_ranks=settings.most_ranks)
         self._turn: int | None = None
         """The last one that this process has begun."""
