@@ -81,7 +81,13 @@ class Patience:
                 continue
             state, ticks = activity(pid)
             is_waiting = self._waits(rank, pid, waited)
-            now = recovery.Sighting(at=waited, ticks=ticks, state=state, is_waiting=is_waiting)
+            now = recovery.Sighting(
+                at=waited,
+                ticks=ticks,
+                state=state,
+                is_waiting=is_waiting,
+                is_outside=self._crew.roster.is_outside(rank, pid),
+            )
             before = self._seen.get(rank)
             if before is None or before.ticks != ticks or is_waiting:
                 self._seen[rank] = before = now

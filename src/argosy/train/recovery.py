@@ -12,6 +12,8 @@ import msgspec
 _MEDIANS = 3.0
 _BUSY_FACTOR, _BUSY_SECONDS = 20.0, 30.0
 _IDLE_SECONDS = 0.2
+_OUTSIDE_SECONDS = 60.0
+"""A rank may be alone with an upload or a sample between two steps; so long it is left in peace, unless it is stopped."""
 _WAITING_FACTOR = 10.0
 """One that waits for others is hardly at fault; only if nothing else ends it."""
 
@@ -24,6 +26,8 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     is_waiting: bool = False
     """Whether it was seen to wait for others."""
+    is_outside: bool = False
+    """Whether it is in user code between two steps."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +57,8 @@ def accuse(waited: float, before: Sighting, now: Sighting, limits: Limits) -> st
     if now.is_waiting:
         is_endless = waited >= _WAITING_FACTOR * end
         return f"it waits without an end: awaited for {waited:.1f} s" if is_endless else ""
+    if now.is_outside and idle < _OUTSIDE_SECONDS:
+        return ""
     if now.state == "S" and now.ticks == before.ticks and idle >= max(_IDLE_SECONDS, patience / 2):
         return f"it has used no CPU for {idle:.1f} s while it was awaited"
     if waited >= end:

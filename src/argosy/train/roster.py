@@ -187,6 +187,18 @@ class Roster:
         """How many pieces of such work it has done."""
         return self._signs(rank, 16, pid)
 
+    def leave_step(self, rank: int) -> None:
+        """This process is in user code between two steps: it may take its time."""
+        self._sign(rank, 24, 1)
+
+    def enter_step(self, rank: int) -> None:
+        """It is in a step again."""
+        self._sign(rank, 24, 0)
+
+    def is_outside(self, rank: int, pid: int) -> bool:
+        """Whether that process is between two steps."""
+        return self._signs(rank, 24, pid) == 1
+
     def _sign(self, rank: int, word: int, count: int) -> None:
         at = self._arrivals_at + rank * _LINE + word
         self._memory.store(at, (count & _COUNT_MASK) << _PID_BITS | os.getpid())

@@ -17,7 +17,7 @@ from argosy.train.beside import LEFT_CODE, Beside
 from argosy.train.lanes import Loss
 from argosy.train.parts import Parts
 from argosy.train.settings import Settings, resolve
-from argosy.train.steps import Result, Step, result_of
+from argosy.train.steps import Gradients, Result, Step, gradients_of, result_of
 from argosy.train.updates import Factory
 
 __all__ = ["LEFT_CODE", "Trainer"]
@@ -33,7 +33,7 @@ class Trainer(Beside):
         model: torch.nn.Module,
         data: Any,
         loss: Loss,
-        optimizer: Factory | Mapping[str, Factory],
+        optimizer: Factory | Mapping[str, Factory] | None = None,
         settings: Settings | None = None,
         **given: Any,
     ) -> None:
@@ -57,10 +57,30 @@ class Trainer(Beside):
 
     def compute(self, step: Step, part: int, loss: Loss | None) -> None:
         """One update of a step; called by it."""
+        if self.parts.replicated is not None:
+            raise ConfigError(
+                'step.update() with layout="replicated"',
+                fix="call step.gradients(), update the parameters yourself, then step.commit()",
+            )
+        crew = self.parts.crew
+        crew.roster.enter_step(crew.rank)
         self._refuse_other_weights("a step")
         self._work = self._work or self.parts.new_work(step.index, self._turn)
         work, loss = self._work, loss or self.loss
         self._attempt(lambda: self.parts.transaction.update(work, part, loss))
+
+    def gradients(self, step: Step, loss: Loss | None) -> Gradients:
+        """Gradients for user code's own update; called by a step."""
+        replicated, crew = self.parts.replicated, self.parts.crew
+        if replicated is None:
+            raise ConfigError(
+                'step.gradients() with layout="shared"',
+                fix='use step(), or run.trainer(layout="replicated") for updates of your own',
+            )
+        crew.roster.enter_step(crew.rank)
+        self._work = self._work or self.parts.new_work(step.index, self._turn)
+        work, loss = self._work, loss or self.loss
+        return gradients_of(self._attempt(lambda: replicated.gradients(work, loss)))
 
     def finish(self, step: Step, seconds: float) -> Result:
         """Commit a step and read what it came to; called by it."""
@@ -74,6 +94,7 @@ class Trainer(Beside):
         result = result_of(step.index, [version.result(p) for p in range(self.num_parts)], seconds)
         if result.is_rewound:
             self.parts.restore_state()
+        self.parts.crew.roster.leave_step(self.parts.crew.rank)
         return result
 
     @property
@@ -84,7 +105,17 @@ class Trainer(Beside):
     @property
     def num_parts(self) -> int:
         """Updates in a step: one for each optimizer."""
-        return len(self.parts.updaters)
+        return len(self.parts.exchange.layout.pages_of_parts)
+
+    @property
+    def optimizer(self) -> Any:
+        """With `layout="replicated"`: what `optimizer=` made, for user code to step; a dictionary if it made several."""
+        if self.parts.replicated is None:
+            raise ConfigError(
+                'trainer.optimizer with layout="shared"',
+                fix="step() makes the update; owners have their own copies of the optimizer",
+            )
+        return self.parts.replicated.replica.optimizer
 
     @property
     def is_first(self) -> bool:

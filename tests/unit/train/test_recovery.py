@@ -5,8 +5,8 @@ from argosy.train.recovery import Limits, Sighting, accuse, judge_failure
 LIMITS = Limits(median=0.1, more=1.0, first=300.0)
 
 
-def _seen(at, ticks, state):
-    return Sighting(at=at, ticks=ticks, state=state)
+def _seen(at, ticks, state, **more):
+    return Sighting(at=at, ticks=ticks, state=state, **more)
 
 
 def test_a_stopped_member_is_accused_after_three_medians_and_a_little_more():
@@ -53,3 +53,12 @@ def test_one_that_has_ended_is_nobody_to_accuse():
 def test_a_lane_that_raises_again_elsewhere_ends_the_run():
     assert judge_failure(is_repeated=False) == "leave"
     assert judge_failure(is_repeated=True) == "fail"
+
+
+def test_one_that_uploads_between_two_steps_is_left_in_peace_for_a_while():
+    def look(at, state="S"):
+        return accuse(at, _seen(0.0, 10, "S"), _seen(at, 10, state, is_outside=True), LIMITS)
+
+    assert not look(30.0)
+    assert look(70.0)
+    assert "stopped" in look(2.0, state="T")
