@@ -125,6 +125,10 @@ class Exchange:
         """Sleep until anything happens in the exchange, at most until the next look; TimedOut at the deadline."""
         self._progress.sleep(deadline)
 
+    def wait_for(self, condition: Callable[[], bool], what: str, *, deadline: float) -> None:
+        """Wait until something of the caller's own holds, which others bring about and tell by `wake()`; TimedOut says `what` is missing."""
+        self._progress.wait(condition, deadline, lambda: TimedOut(what))
+
     def enter(
         self, generation: int, rank: int, members: Mapping[int, int], *, deadline: float
     ) -> None:

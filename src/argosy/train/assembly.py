@@ -16,6 +16,7 @@ from argosy.move.layout import Layout, Parameter
 from argosy.train import digests, saves
 from argosy.train.lanes import BUFFER, WHOLE
 from argosy.train.memories import Memories, Version, Weights
+from argosy.train.replicas import PrivateWeights
 from argosy.train.roster import Roster
 from argosy.train.settings import Settings
 from argosy.train.stateplan import AVERAGE, VALUE, Field, StatePlan
@@ -77,7 +78,7 @@ def changing_buffers(model: torch.nn.Module, forward: Any) -> dict[str, torch.Te
 
 
 def make_updaters(
-    optimizer: Factory | Mapping[str, Factory], trained: Mapping[str, torch.nn.Parameter]
+    optimizer: Factory | Mapping[str, Factory] | None, trained: Mapping[str, torch.nn.Parameter]
 ) -> list[Updater]:
     """The optimizers, in the order given."""
     # .data: with counters of changes of their own, so that an update does not look like a change of the weights.
@@ -135,7 +136,9 @@ def make_layout(plan: StatePlan, updaters: list[Updater], lanes: int, settings: 
 
 
 def make_weights(prefix: str, model: torch.nn.Module, settings: Settings) -> Weights:
-    """The shared weights, in the compute dtype."""
+    """The weights: one shared copy in the compute dtype, or the module's own."""
+    if settings.layout == "replicated":
+        return PrivateWeights(f"{prefix}.weights", model)
     return Weights(f"{prefix}.weights", model, _DTYPES[settings.precision])
 
 

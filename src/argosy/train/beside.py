@@ -67,6 +67,11 @@ class Beside:
     def edit(self) -> Iterator[dict[str, torch.Tensor]]:
         """`with trainer.edit() as params:` changes weights in place, by name, in a transaction; in the loop, before the step."""
         step = self._step
+        if self.parts.replicated is not None:
+            raise ConfigError(
+                'trainer.edit() with layout="replicated"',
+                fix="change the parameters themselves between step.gradients() and step.commit()",
+            )
         self._refuse_inside("edit()")
         self._refuse_other_weights("edit()")
         if step is None or not step.is_open:

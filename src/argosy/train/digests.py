@@ -21,6 +21,9 @@ def of_version(version: Version) -> str:
         total.update(_title(field).encode())
         if version.has_begun(field.name) or field.key in (VALUE, AVERAGE):
             total.update(_bytes(tensor))
+    image = version.image
+    if image is not None:
+        total.update(_bytes(image))
     return total.hexdigest()
 
 

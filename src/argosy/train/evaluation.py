@@ -62,7 +62,7 @@ class Evaluation:
                 f"evaluate() over {count} batches", fix="say how many: evaluate(data, batches=16)"
             )
         chosen = fn or parts.loss
-        step = int(parts.committed.ledger["step"])
+        step = parts.transaction.shown[1]
         task = Task(self._key(feed, chosen, count, view), step, feed, chosen, count)
         parts.load_buffers()
         was_training = parts.model.training
@@ -166,7 +166,7 @@ class Evaluation:
 
     def _key(self, feed: Any, fn: Callable[..., Any], batches: int, view: str) -> int:
         """The same for the same evaluation of the same version on every rank, also on one that has just joined."""
-        version = self._parts.state.current()[0]
+        version = self._parts.transaction.shown[0]
         if version != self._version:
             self._version, self._calls = version, Counter()
         code = getattr(fn, "__code__", None)

@@ -28,6 +28,8 @@ from argosy.train.stateplan import (
 )
 
 _REGION = "bytes"
+IMAGE = "image"
+"""In the ledger: bytes of the optimizer's state, where it is kept as a whole."""
 
 
 class Weights:
@@ -93,6 +95,8 @@ class Version:
 
     def __init__(self, arena_name: str, plan: StatePlan) -> None:
         self.plan = plan
+        self._name = arena_name
+        self._images: dict[int, tuple[arenas.Arena, torch.Tensor]] = {}
         self._arena = arenas.create(arena_name, plan.num_bytes, scope="run")
         base = _region(self._arena, plan.num_bytes)
         self._flags = self._arena.at(base + plan.flags_offset, (len(plan.names),), torch.int64)
@@ -125,6 +129,20 @@ class Version:
     def set_begun(self, name: str, value: bool) -> None:
         """Remember whether the optimizer has."""
         self._flags[self._index[name]] = int(value)
+
+    @property
+    def image(self) -> torch.Tensor | None:
+        """The optimizer's state as bytes, where it is kept as a whole (images.py)."""
+        num_bytes = self.ledger.get(IMAGE, 0)
+        return self.room_for_image(num_bytes) if num_bytes else None
+
+    def room_for_image(self, num_bytes: int) -> torch.Tensor:
+        """Memory for so many bytes; its size is a power of two, so that a state that grows needs few of them."""
+        size = max(4096, 1 << (num_bytes - 1).bit_length())
+        if size not in self._images:
+            arena = arenas.create(f"{self._name}.image.{size}", size, scope="run", prefault=False)
+            self._images[size] = arena, arena.at(_region(arena, size), (size,), torch.uint8)
+        return self._images[size][1][:num_bytes]
 
     @property
     def ledger(self) -> dict[str, Any]:

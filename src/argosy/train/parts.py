@@ -16,12 +16,14 @@ from argosy import data as sources
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
-from argosy.train import assembly, fingerprint, room, saves, seeds
+from argosy.train import assembly, fingerprint, replicas, room, saves, seeds
 from argosy.train.crew import Crew
 from argosy.train.feeding import Pantry, Unfed
 from argosy.train.guards import batch_of_step
 from argosy.train.lanes import BUFFER, Lanes, Loss
 from argosy.train.memories import Memories, Version
+from argosy.train.participants import Participants
+from argosy.train.replicated import Replicated
 from argosy.train.roster import Roster
 from argosy.train.settings import Settings
 from argosy.train.totals import Counted
@@ -41,7 +43,7 @@ class Parts:
         model: torch.nn.Module,
         data: Any,
         loss: Loss,
-        optimizer: Factory | Mapping[str, Factory],
+        optimizer: Factory | Mapping[str, Factory] | None,
         settings: Settings,
     ) -> None:
         self.run, self.model, self.loss, self.settings = run, model, loss, settings
@@ -58,9 +60,13 @@ class Parts:
         buffers = assembly.changing_buffers(
             plain, None if isinstance(self.feed, Unfed) else self._look_at_one_lane
         )
-        self.updaters = assembly.make_updaters(optimizer, trained)
+        is_shared = settings.layout == "shared"
+        self.updaters = assembly.make_updaters(optimizer, trained) if is_shared else []
         _check_guard(settings, len(self.updaters))
-        plan = assembly.make_plan(trained, buffers, self.updaters, settings)
+        if is_shared:
+            plan = assembly.make_plan(trained, buffers, self.updaters, settings)
+        else:
+            plan = replicas.make_plan(trained, buffers)
         layout = assembly.make_layout(plan, self.updaters, lanes, settings)
         room.check(plan, layout, plain, settings, _PREFIX)
         self.memories = Memories(_PREFIX, assembly.make_weights(_PREFIX, plain, settings), plan)
@@ -84,9 +90,28 @@ class Parts:
         """The last one that this process has begun."""
         is_exact = settings.mode == "exact"
         self.lanes = Lanes(model, trained, layout, seed=run.seed, is_exact=is_exact)
-        self.transaction = Transaction(
-            self.crew, self.exchange, self.memories, self.lanes, self.updaters, settings, self.batch
+        given = (
+            self.crew,
+            self.exchange,
+            self.memories,
+            self.lanes,
+            self.updaters,
+            settings,
+            self.batch,
         )
+        self.replicated: Replicated | None = None
+        """The transaction again, where user code makes the updates."""
+        if is_shared:
+            self.transaction = Transaction(*given)
+        else:
+            self.transaction = self.replicated = Replicated(
+                *given,
+                replica=replicas.Replica(trained, buffers, optimizer, layout),
+                participants=Participants(
+                    f"{_PREFIX}.participants", most_ranks=settings.most_ranks
+                ),
+                seed=run.seed,
+            )
         self.transaction.before_failing = self.save_at_once
 
     # --- the committed version ----------------------------------------------------------------
@@ -103,6 +128,7 @@ class Parts:
 
     def begin_turn(self) -> tuple[int, int]:
         """(step, turn) that come next, with the state of user code as it is then on every rank."""
+        self.transaction.begin_turn(self.place)
         step, turn = self.place()
         if self._turn is None or not self._turn <= turn <= self._turn + 1:
             step, turn = self._join_turn()
@@ -136,7 +162,9 @@ class Parts:
         crew = self.crew
         if self._turns.ask(turn, crew.rank):
             self.exchange.wake()
-        return all(self._turns.asks(turn, rank, crew.pid_of(rank)) for rank in crew.members)
+        return all(
+            self._turns.asks(turn, rank, crew.pid_of(rank)) for rank in self.transaction.members
+        )
 
     def new_work(self, step: int, turn: int) -> Work:
         """A step from the committed version."""
@@ -159,6 +187,8 @@ class Parts:
 
     def load_buffers(self) -> None:
         """Give the module the committed values of the buffers that forward changes."""
+        if self.replicated is not None:
+            return  # they are private, like the weights
         version = self.committed
         for name, buffer in assembly.plain(self.model).named_buffers():
             if BUFFER + name in self.exchange.layout.indices:

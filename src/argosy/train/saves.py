@@ -24,6 +24,7 @@ from argosy.train.stateplan import StatePlan
 
 _RECORD, _TENSORS = "SAVE.json", "state.safetensors"
 _FORMAT = 1
+_IMAGE = "optimizer"
 _WAIT_SECONDS = 20.0
 
 
@@ -39,6 +40,8 @@ def save(
     beside.mkdir(parents=True, exist_ok=True)
     try:
         named = dict(zip(_keys(version.plan), version.tensors, strict=True))
+        if version.image is not None:
+            named[_IMAGE] = version.image
         save_file({key: tensor.contiguous() for key, tensor in named.items()}, beside / _TENSORS)
         record = {
             **facts,
@@ -100,6 +103,8 @@ def load(path: Path, version: Version) -> None:
     for name in version.plan.names:
         version.set_begun(name, name in set(record["begun"]))
     version.ledger = record["ledger"]
+    if version.image is not None:
+        version.image.copy_(stored[_IMAGE])
     if digests.of_version(version) != record["digest"]:
         raise DataError(
             f"{path} does not have the digest it was saved with", fix="use an older save"

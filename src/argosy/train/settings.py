@@ -78,6 +78,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"clip = {settings.clip}", fix="give a positive norm, or None")
     if settings.ema is not None and not 0 < settings.ema < 1:
         raise ConfigError(f"ema = {settings.ema}", fix="give a decay between 0 and 1, or None")
+    _check_replicated(settings)
     _check_whole("batch_size", settings.batch_size)
     _check_whole("lanes", settings.lanes)
     _check_whole("prefetch", settings.prefetch)
@@ -90,6 +91,25 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"prefetch = {settings.prefetch}", fix="give 0 or more")
     if settings.hang_seconds <= 0 or settings.first_hang_seconds <= 0:
         raise ConfigError("hang_seconds is not positive", fix="give seconds")
+
+
+def _check_replicated(settings: Settings) -> None:
+    """There user code updates the module's own parameters: what the trainer's update would do is its to do."""
+    if settings.layout != "replicated":
+        return
+    refused = {
+        "precision": (settings.precision != "float32", "give a model in the dtype you want"),
+        "ema": (settings.ema is not None, "keep an average in the model, as buffers"),
+        "schedule": (
+            settings.schedule is not None,
+            'set group["lr"] of trainer.optimizer from step.index in the loop',
+        ),
+        "guard": (settings.guard.policy == "rewind", 'use policy="skip" or "stop"'),
+    }
+    for name, (is_given, fix) in refused.items():
+        if is_given:
+            value = getattr(settings, name)
+            raise ConfigError(f'{name} = {value!r} with layout="replicated"', fix=fix)
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -30,6 +30,9 @@ class Maker(Protocol):
     def compute(self, step: Step, part: int, loss: Loss | None) -> None:
         """Make one update."""
 
+    def gradients(self, step: Step, loss: Loss | None) -> Gradients:
+        """Give each parameter its gradient."""
+
     def finish(self, step: Step, seconds: float) -> Result:
         """Commit."""
 
@@ -62,6 +65,33 @@ class Result:
     def tokens_per_second(self) -> float:
         """Of all ranks together."""
         return self.tokens / self.seconds if self.seconds > 0 else math.nan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What a call of `step.gradients` came to; the same on every rank."""
+
+    loss: float
+    gradient_norm: float
+    """Before it was clipped."""
+    terms: dict[str, float]
+    """Mean of each term of the loss."""
+    tokens: float
+    """What the loss counted."""
+    is_skipped: bool = False
+    """Whether the guard has left it out: no parameter has a gradient."""
+
+
+def gradients_of(outcome: dict[str, Any]) -> Gradients:
+    """What user code is told of an outcome."""
+    found = result_of(0, [outcome], 0.0)
+    return Gradients(
+        loss=found.loss,
+        gradient_norm=found.gradient_norm,
+        terms=found.terms,
+        tokens=found.tokens,
+        is_skipped=found.is_skipped,
+    )
 
 
 def result_of(step: int, parts: list[dict[str, Any]], seconds: float) -> Result:
@@ -118,6 +148,17 @@ class Step:
         self._trainer.compute(self, part, loss)
         self._updated.append(part)
 
+    def gradients(self, loss: Loss | None = None) -> Gradients:
+        """With `layout="replicated"`: give each parameter as `p.grad` the gradient of a loss on all lanes, at the weights of this moment.
+
+        Then update the parameters and commit. May be called again in a step, after the weights have changed.
+        """
+        if self.result is not None:
+            raise ConfigError(f"step {self.index} is committed already", fix="take the next step")
+        found = self._trainer.gradients(self, loss)
+        self._updated = [0]
+        return found
+
     def commit(self) -> Result:
         """Make the step's new version the committed one."""
         if self.result is not None:
@@ -126,7 +167,7 @@ class Step:
         if missing:
             raise ConfigError(
                 f"step {self.index} has {missing} updates to make before its commit",
-                fix="call step.update(loss, optimizer=…) for each optimizer",
+                fix='call step.update(loss, optimizer=…) for each optimizer; with layout="replicated" step.gradients()',
             )
         self.result = self._trainer.finish(self, time.monotonic() - self._started)
         return self.result

@@ -33,7 +33,7 @@ from argosy.train.settings import Settings
 from argosy.train.shares import dealt_lanes, lanes_of, owners_of_lanes, parameters_of
 from argosy.train.updates import Updater
 
-_ATTEMPT_BITS = 40
+ATTEMPT_BITS = 40
 _INTERRUPTIONS = (Moved, PeerLost, GenerationChanged)
 
 
@@ -81,7 +81,8 @@ class Transaction:
         self.before_failing: Callable[[], None] = lambda: None
         """Called before the run is told that it cannot succeed."""
         self._judge = Judge(settings)
-        self._integrity = Integrity(memories.weights)
+        is_shared = settings.layout == "shared"
+        self._integrity = Integrity(memories.weights) if is_shared else None
         self._snapshots = Snapshots(
             exchange.state, self._layout, memories, crew.roster, settings.guard
         )
@@ -114,6 +115,25 @@ class Transaction:
     def enter(self) -> None:
         """Take part for the first time."""
         self._settle_persistently()
+
+    def begin_turn(self, place: Callable[[], tuple[int, int]]) -> None:
+        """A turn of the loop begins, of which `place` tells (step, turn). Weights are shared, so whoever comes may take part at once."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that share the work of the step."""
+        return self.crew.members
+
+    @property
+    def position(self) -> int:
+        """Place of this rank among them."""
+        return self.members.index(self.crew.rank)
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """(version, step) of the weights that the model shows."""
+        version, slot = self._state.current()
+        return version, int(self._memories.version(slot).ledger["step"])
 
     def lanes_of_this_rank(self) -> list[int]:
         """The lanes that this rank is to compute in an ordinary step."""
@@ -161,7 +181,7 @@ class Transaction:
 
     def _run_part(self, work: Work, part: int, loss: Loss) -> None:
         attempt = self._exchange_attempt(work)
-        round = Round(work.version, attempt << _ATTEMPT_BITS | work.step, part)
+        round = Round(work.version, attempt << ATTEMPT_BITS | work.step, part)
         version, slot = self._state.current()
         if version > work.version or self._exchange.is_over(round):
             return
@@ -205,11 +225,12 @@ class Transaction:
     def _compute(self, work: Work, round: Round, loss: Loss, attempt: int) -> None:
         """Compute and publish the blocks that are this rank's and not there yet."""
         try:
-            self._integrity.check()
+            if self._integrity is not None:
+                self._integrity.check()
         except ConfigError:
             self._refuse_if_past(work)
             raise
-        old = self._memories.version(self._state.current()[1])
+        before = self._values_before
         if work.meant is None:
             work.meant = frozenset(self.lanes_of_this_rank())
         for first, count in self._blocks(attempt):
@@ -224,7 +245,7 @@ class Transaction:
                         work.step,
                         loss,
                         lambda lane: self._batch_of(work, lane),
-                        old.tensor,
+                        before,
                     )
                 except BaseException as error:
                     claim.release()
@@ -254,17 +275,19 @@ class Transaction:
 
     def _audit(self, work: Work, gathered: Gathered, loss: Loss) -> None:
         """In the first step one block is computed once more, by another rank."""
-        members = self.crew.members
         if work.version or work.is_audited or not self._settings.audit:
             return
-        if self._settings.mode != "exact" or self.crew.position != 1 % len(members):
+        if self._settings.mode != "exact" or self.position != 1 % len(self.members):
             return
         work.is_audited = True
         block = gathered.blocks[0]
         claim = audits.PrivateClaim(gathered.round, block.node, self._layout)
-        old = self._memories.version(self._state.current()[1])
         self._lanes.compute(
-            claim, work.step, loss, lambda lane: self._batch_of(work, lane), old.tensor
+            claim,
+            work.step,
+            loss,
+            lambda lane: self._batch_of(work, lane),
+            self._values_before,
         )
         try:
             audits.compare(claim.flat, self._exchange.slot(block.slot), block.node, self._layout)
@@ -273,6 +296,11 @@ class Transaction:
             is_there = block in self._exchange.published(gathered.round)
             if is_there and not self._exchange.is_over(gathered.round):
                 raise
+
+    @property
+    def _values_before(self) -> Callable[[str], torch.Tensor]:
+        """Where lanes find the buffers to begin with."""
+        return self._memories.version(self._state.current()[1]).tensor
 
     def _claim(self, round: Round, node: Any) -> Any:
         """A slot for a block; while all slots hold blocks that wait for a sibling, somebody else's will free one."""
@@ -288,8 +316,8 @@ class Transaction:
 
     def _blocks(self, attempt: int = 0) -> list[tuple[int, int]]:
         """(first, count) of the lanes of this rank; a step that is computed again is dealt to others."""
-        count = len(self.crew.members)
-        position = (self.crew.position + attempt) % count
+        count = len(self.members)
+        position = (self.position + attempt) % count
         lanes = self._layout.num_lanes
         if not self.crew.is_interim:
             mine = lanes_of(position, count, lanes)
@@ -297,7 +325,7 @@ class Transaction:
         return [(lane, 1) for lane in dealt_lanes(position, count, lanes)]
 
     def _wait_lanes(self, round: Round) -> Gathered:
-        members, attempt = self.crew.members, round.step >> _ATTEMPT_BITS
+        members, attempt = self.members, round.step >> ATTEMPT_BITS
         owners = owners_of_lanes(
             # As _blocks() deals them: the one at a place has the lanes of `attempt` places further on.
             [members[(place - attempt) % len(members)] for place in range(len(members))],
@@ -434,7 +462,8 @@ class Transaction:
             lambda: self._owners_of(self._state.unrefreshed(version)),
         )
         self._snapshots.keep(version, slot)
-        self._integrity.note()
+        if self._integrity is not None:
+            self._integrity.note()
         return slot
 
     # --- shares -------------------------------------------------------------------------------
@@ -442,13 +471,14 @@ class Transaction:
     @cached_property
     def _mine(self) -> list[list[str]]:
         """The names that this rank updates, by part; found anew when the membership changes."""
-        return [self._names_of(self.crew.position, part) for part in range(len(self._updaters))]
+        num_parts = len(self._layout.pages_of_parts)
+        return [self._names_of(self.position, part) for part in range(num_parts)]
 
     def _names_of(self, position: int, part: int) -> list[str]:
         layout = self._layout
         names = layout.parts[part] if layout.parts else [p.name for p in layout.parameters]
         costs = {name: layout.parameters[layout.indices[name]].numel for name in names}
-        return parameters_of(position, len(self.crew.members), costs)
+        return parameters_of(position, len(self.members), costs)
 
     def _pages(self, part: int) -> list[int]:
         return [page for name in self._mine[part] for page in self._layout.pages_of(name)]
@@ -456,8 +486,8 @@ class Transaction:
     def _owners_of(self, pages: list[int]) -> list[int]:
         wanted = set(pages)
         found = []
-        for position, rank in enumerate(self.crew.members):
-            for part in range(len(self._updaters)):
+        for position, rank in enumerate(self.members):
+            for part in range(len(self._layout.pages_of_parts)):
                 names = self._names_of(position, part)
                 if any(not wanted.isdisjoint(self._layout.pages_of(name)) for name in names):
                     found.append(rank)

@@ -52,7 +52,9 @@ class MasterParameters(list[torch.nn.Parameter]):
 class Updater:
     """One optimizer and the parameters it updates."""
 
-    def __init__(self, name: str, factory: Factory, masters: dict[str, torch.nn.Parameter]) -> None:
+    def __init__(
+        self, name: str, factory: Factory | None, masters: dict[str, torch.nn.Parameter]
+    ) -> None:
         self.name = name
         self._masters = masters
         if not callable(factory):
