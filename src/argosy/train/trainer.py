@@ -80,12 +80,15 @@ class Trainer(Beside):
         crew.roster.enter_step(crew.rank)
         self._work = self._work or self.parts.new_work(step.index, self._turn)
         work, loss = self._work, loss or self.loss
-        return gradients_of(self._attempt(lambda: replicated.gradients(work, loss)))
+        outcome = self._attempt(lambda: replicated.gradients(work, loss))
+        crew.roster.leave_step(crew.rank)  # what user code does now may take its time
+        return gradients_of(outcome)
 
     def finish(self, step: Step, seconds: float) -> Result:
         """Commit a step and read what it came to; called by it."""
         work, self._work = self._work, None
         assert work is not None
+        self.parts.crew.roster.enter_step(self.parts.crew.rank)
         self._attempt(lambda: self.parts.transaction.commit(work))
         self.parts.transaction.patience.learn(seconds)
         self.parts.load_buffers()

@@ -1,5 +1,9 @@
 """Updates that user code makes itself, on private parameters: sharpness-aware, quasi-Newton, plain; with deaths in the middle."""
 
+import os
+import time
+
+import household_cases
 import torch
 from household_cases import Numbers, die_at
 from model_cases import adamw, classify, network
@@ -91,6 +95,8 @@ def sharpness_aware(run, die=None, rank=1, steps=STEPS):
     parameters = list(trainer.model.parameters())
     losses = []
     for step in trainer.steps(steps):
+        if die is not None:
+            let_join(run, step.index > die[0])
         first = step.gradients()
         moves = [0.05 * p.grad / first.gradient_norm for p in parameters]
         with torch.no_grad():
@@ -111,21 +117,34 @@ def sharpness_aware(run, die=None, rank=1, steps=STEPS):
 
 
 def sharpness_aware_killed(run):
-    """In the middle of a step whose weights no version has; the replacement has some steps to join in."""
-    return sharpness_aware(run, die=(1, 4), steps=STEPS * 6)
+    """In the middle of a step whose weights no version has."""
+    found = sharpness_aware(run, die=(1, 4), steps=STEPS * 2)
+    return {**found, "is_joined": (run.directory / "joined").exists()}
 
 
 def sharpness_aware_long(run):
-    return sharpness_aware(run, steps=STEPS * 6)
+    return sharpness_aware(run, steps=STEPS * 2)
 
 
-def quasi_newton(run, die=None, steps=STEPS):
+def let_join(run, is_due):
+    """The replacement says that it is in the loop; the others give it time before each step until it is."""
+    joined = run.directory / "joined"
+    if not household_cases.is_first_life:
+        joined.touch()
+    deadline = time.monotonic() + 3.0
+    while is_due and not joined.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def quasi_newton(run, die=None, steps=STEPS, is_saved=False):
     """Calls the closure several times in a step, and keeps lists that grow."""
     trainer = trainer_of(
         run, optimizer=lambda params: torch.optim.LBFGS(params, lr=0.5, max_iter=3, history_size=4)
     )
     losses = []
     for step in trainer.steps(steps):
+        if die is not None:
+            let_join(run, step.index > die)
         calls = []
 
         def closure(step=step, calls=calls):
@@ -137,15 +156,28 @@ def quasi_newton(run, die=None, steps=STEPS):
         trainer.optimizer.step(closure)
         step.commit()
         losses.append(calls)
+    if is_saved:
+        trainer.parts.save()
     return summary(trainer, losses)
 
 
 def quasi_newton_long(run):
-    return quasi_newton(run, steps=STEPS * 4)
+    return quasi_newton(run, steps=STEPS * 2)
 
 
 def quasi_newton_killed(run):
-    return quasi_newton(run, die=2, steps=STEPS * 4)
+    found = quasi_newton(run, die=2, steps=STEPS * 2)
+    return {**found, "is_joined": (run.directory / "joined").exists()}
+
+
+def quasi_newton_resumed(run):
+    """From what the other world size has saved after half of the steps."""
+    run.resume_from = min(run.directory.parent.glob("*-quasi_newton_saved"))
+    return quasi_newton(run, steps=STEPS * 2)
+
+
+def quasi_newton_saved(run):
+    return quasi_newton(run, is_saved=True)
 
 
 # --- bad numbers and bad use ----------------------------------------------------------------------
@@ -170,8 +202,6 @@ def not_finite(run):
 
 def private_noise(run):
     """What only one process knows comes into the weights."""
-    import os
-
     trainer = trainer_of(run, optimizer=momentum)
     for step in trainer.steps(STEPS):
         step.gradients()

@@ -21,6 +21,8 @@ CASES = (
     "quasi_newton:3",
     "quasi_newton_long:1",
     "quasi_newton_killed:3",
+    "quasi_newton_saved:2",
+    "quasi_newton_resumed:3",
     "not_finite:1",
     "not_finite:2",
     "private_noise:2",
@@ -77,9 +79,17 @@ def test_a_closure_that_is_called_many_times_has_the_same_bits_at_every_world_si
 
 def test_a_death_between_two_gradients_changes_nothing_and_the_replacement_joins(results):
     one, killed = results("sharpness_aware_long:1", "sharpness_aware_killed:3")
-    assert one == killed
+    assert killed == {**one, "is_joined": True}
     one, killed = results("quasi_newton_long:1", "quasi_newton_killed:3")
-    assert one == killed
+    assert killed == {**one, "is_joined": True}
+
+
+def test_a_resume_goes_on_with_the_lists_of_the_optimizer(results):
+    half, rest, whole = results(
+        "quasi_newton_saved:2", "quasi_newton_resumed:3", "quasi_newton_long:1"
+    )
+    assert half["losses"] + rest["losses"] == whole["losses"]
+    assert rest["digest"] == whole["digest"]
 
 
 def test_a_step_that_is_not_finite_leaves_parameters_without_gradients(results):
