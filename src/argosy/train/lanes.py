@@ -102,6 +102,8 @@ class Lanes:
             # Only now: whatever user code does with gradients while it computes a loss leaves no trace.
             for (name, parameter), view in zip(self._direct.items(), views, strict=True):
                 parameter.grad = None if name in self._apart and not is_first else view
+            for parameter in self._indirect.values():
+                parameter.grad = None
             torch.autograd.backward(total)
             if not self._collect(views, seen, is_first):
                 return None

@@ -62,6 +62,16 @@ def adam(run):
     return plain(run, adamw)
 
 
+def half(run):
+    """A module in another dtype than the slots for gradients."""
+
+    def loss(model, batch):
+        logits = model(batch.inputs.bfloat16()).float()
+        return nn.functional.cross_entropy(logits, batch.labels, reduction="sum"), len(batch.labels)
+
+    return plain(run, adamw, model=network().bfloat16(), loss=loss)
+
+
 def adam_shared(run):
     """The same by the trainer's own update."""
     trainer = trainer_of(run, optimizer=adamw, clip=1.0, layout="shared")

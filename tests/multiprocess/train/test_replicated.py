@@ -7,6 +7,8 @@ CASES = (
     "sgd:1",
     "sgd:2",
     "sgd:3",
+    "half:1",
+    "half:3",
     "adam:2",
     "adam_shared:3",
     "by_hand:1",
@@ -52,6 +54,8 @@ def test_a_plain_update_has_the_same_bits_at_every_world_size_with_batch_statist
     one, two, three = results("sgd:1", "sgd:2", "sgd:3")
     assert one == two == three
     assert len({loss for loss, _, _ in one["losses"]}) == len(one["losses"])
+    one, three = results("half:1", "half:3")
+    assert one == three
 
 
 def test_adamw_in_user_code_comes_to_the_bits_of_the_trainers_own_update(results):
