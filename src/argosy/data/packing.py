@@ -185,6 +185,8 @@ def _start_worker(directory: Path, settings: PackSettings) -> subprocess.Popen[b
         [sys.executable, "-P", "-m", "argosy.data.shards", str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        # Ctrl-C is the parent's business, also while a worker is still importing; workers end with their input.
+        process_group=0,
         env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"},
     )
     _send(worker, msgspec.json.encode(settings))

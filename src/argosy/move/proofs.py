@@ -279,12 +279,13 @@ class Proof:
             raise self._lost(peer)
 
     def _lost(self, peer: int) -> ArgosyError:
-        """Its connection has ended: because the process has, or because it gave up."""
-        pidfd, until = self.pidfds.get(peer, -1), time.monotonic() + _EXIT_SECONDS
-        while pidfd >= 0 and time.monotonic() < until:
+        """Its connection has ended: because the process has, or because it gave up, perhaps over another one's death."""
+        until = time.monotonic() + _EXIT_SECONDS
+        while time.monotonic() < until:
             # A dying process closes its sockets a moment before it counts as ended.
-            if handover.has_ended(pidfd):
-                return PeerLost(peer, _WHAT)
+            ended = [rank for rank, pidfd in self.pidfds.items() if handover.has_ended(pidfd)]
+            if ended:
+                return PeerLost(peer if peer in ended else ended[0], _WHAT)
             time.sleep(_FIRST_PAUSE_SECONDS)
         return TimedOut(f"rank {peer} gave up the proof of locality", fix="its log says why")
 

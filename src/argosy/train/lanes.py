@@ -91,7 +91,8 @@ class Lanes:
         seen = list(counters)
         touched: set[str] = set()
         terms: Terms = {}
-        self._model.train()
+        if not self._model.training:
+            self._model.train()
         for lane in range(claim.node.first, claim.node.stop):
             self.lane = lane
             is_first = lane == claim.node.first

@@ -6,6 +6,7 @@ Made by trainer.py, also in replacements, which find what is shared. Holds them 
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,9 @@ class Parts:
         self.transaction.enter()
         self.load_buffers()
         self.restore_state()
+        # What is there now stays: the collector need not look at it again in every step.
+        gc.collect()
+        gc.freeze()
 
     def load_buffers(self) -> None:
         """Give the module the committed values of the buffers that forward changes."""
