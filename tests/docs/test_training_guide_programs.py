@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "training.md"
-PROGRAMS = {"features": 2, "adversaries": 1, "llama": 1}
+PROGRAMS = {"features": 2, "adversaries": 1, "sharpness": 1, "llama": 1}
 """Ranks of each; that the bits do not depend on them is tested elsewhere."""
 
 
