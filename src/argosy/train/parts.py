@@ -113,6 +113,8 @@ class Parts:
                 ),
                 seed=run.seed,
             )
+            # One that has joined and waits for the next step has nothing to write of this one.
+            run.writers = lambda: self.transaction.members
         self.transaction.before_failing = self.save_at_once
 
     # --- the committed version ----------------------------------------------------------------

@@ -123,8 +123,8 @@ class Trainer(Beside):
     @property
     def is_first(self) -> bool:
         """Whether this process is the lowest of the living ranks: who prints and writes."""
-        crew = self.parts.crew
-        return not crew.members or crew.position == 0
+        members = self.parts.transaction.members
+        return not members or members[0] == self.parts.crew.rank
 
     def part_of(self, optimizer: str | None, made: int) -> int:
         """The number of an optimizer's part; without a name the next one."""

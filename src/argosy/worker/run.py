@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,8 @@ class Run:
         self.state = State()
         self.step: int | None = None
         """The step in progress, set by the trainer; measurements and side effects are dated by it."""
+        self.writers: Callable[[], Iterable[int]] | None = None
+        """The ranks of which the lowest living one writes, set by a trainer in whose steps not all take part; None: all."""
         self._journal = Journal(directory / "metrics.jsonl")
         self._calls: dict[str, int] = {}
         self._calls_step: int | None = None
@@ -92,4 +94,5 @@ class Run:
         joined = gangs.joined()
         if joined is None:
             return os.environ.get("RANK", "0") == "0"
-        return not any(rank not in joined.lost() for rank in range(joined.rank))
+        ranks = range(joined.world_size) if self.writers is None else self.writers()
+        return not any(rank < joined.rank and rank not in joined.lost() for rank in ranks)

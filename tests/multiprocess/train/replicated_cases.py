@@ -1,5 +1,6 @@
 """Updates that user code makes itself, on private parameters: sharpness-aware, quasi-Newton, plain; with deaths in the middle."""
 
+import json
 import os
 import time
 
@@ -188,6 +189,19 @@ def quasi_newton_resumed(run):
 
 def quasi_newton_saved(run):
     return quasi_newton(run, is_saved=True)
+
+
+def logged_killed(run):
+    """The lowest rank dies; its replacement has the number before it takes part."""
+    trainer = trainer_of(run, optimizer=momentum)
+    for step in trainer.steps(STEPS * 2):
+        let_join(run, step.index > 2)
+        step.gradients()
+        die_at(run, 2, rank=0)
+        trainer.optimizer.step()
+        run.log(loss=step.commit().loss)
+    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
+    return {"steps": [json.loads(line)["step"] for line in lines]}
 
 
 # --- bad numbers and bad use ----------------------------------------------------------------------

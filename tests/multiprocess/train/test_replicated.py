@@ -25,6 +25,7 @@ CASES = (
     "quasi_newton_killed:3",
     "quasi_newton_saved:2",
     "quasi_newton_resumed:3",
+    "logged_killed:2",
     "not_finite:1",
     "not_finite:2",
     "private_noise:2",
@@ -86,6 +87,11 @@ def test_a_death_between_two_gradients_changes_nothing_and_the_replacement_joins
     assert killed == {**one, "is_joined": True}
     one, killed = results("quasi_newton_long:1", "quasi_newton_killed:3")
     assert killed == {**one, "is_joined": True}
+
+
+def test_every_step_is_logged_once_when_the_lowest_rank_is_replaced(results):
+    (found,) = results("logged_killed:2")
+    assert found["steps"] == list(range(10))
 
 
 def test_a_resume_goes_on_with_the_lists_of_the_optimizer(results):
