@@ -51,7 +51,7 @@ class Trainer(Beside):
             if step.result is None:
                 raise ConfigError(
                     f"step {index} was not committed in the loop",
-                    fix="call step(), or step.update() and step.commit(), for every step",
+                    fix="call step(), or step.update() or step.gradients() and step.commit(), for every step",
                 )
         self.run.step = self.step
 
