@@ -100,8 +100,10 @@ def test_user_code_that_raises_again_ends_the_run_with_its_own_traceback_and_a_s
     assert (lane["code"], rank["code"], changed["code"]) == (1, 1, 64)
     for one, cause in ((lane, "ValueError: label 11"), (rank, "FileNotFoundError: [Errno 2]")):
         assert one["errors"].count("Traceback (most recent call last)") == 1, one["errors"]
-        assert one["errors"].count("it is started again") == 1
         assert cause in one["errors"].splitlines()[-1]
+    assert lane["errors"].count("it is started again") == 1
+    # The others may get on meanwhile, and that is progress: then all starts that a program's failures may cost are made.
+    assert 1 <= rank["errors"].count("it is started again") <= 3
     assert "step 2, lane 5 raised on two ranks" in lane["errors"]
     assert lane["saves"] == ["step-000000002"], "the steps before are not lost"
     assert changed["saves"] == ["step-000000001"]
