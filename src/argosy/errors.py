@@ -131,6 +131,9 @@ class NoRoute(ArgosyError):
     exit_code = 69
 
 
+LEFT_CODE = 143
+"""Exit code of a process that has saved and left because it was asked to: as of one that SIGTERM has ended, not done."""
+
 REFUSALS = (ConfigError, DataError, MismatchError, NoRoom, StepStopped)
 """Another start of the same program would say the same: said once, in two lines, and nothing is restarted."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from argosy.errors import REFUSALS, ConfigError
+from argosy.errors import LEFT_CODE, REFUSALS, ConfigError
 from argosy.train import edits, views
 from argosy.train.crew import Stopped
 from argosy.train.evaluation import Evaluation
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from argosy.train.steps import Step
 
 T = TypeVar("T")
-LEFT_CODE = 143
-"""As of a process that SIGTERM has ended: saved and left, but not done."""
 _LIVE = "live"
 
 

@@ -26,9 +26,9 @@ _AGREEMENTS = 36
 _MOST_AGREEMENTS = 16
 _VALUE_BYTES = 1024
 _LINE = 64
-_INITIAL, _AGAIN, _STOP, _SAVED = 0, _LINE, 2 * _LINE, 3 * _LINE
-_TITLE, _TAKEN_OVER = 4 * _LINE, 5 * _LINE
-_FIRST = 6 * _LINE
+_INITIAL, _AGAIN, _STOP = 0, _LINE, 2 * _LINE
+_TITLE, _TAKEN_OVER = 3 * _LINE, 4 * _LINE
+_FIRST = 5 * _LINE
 EDIT, VERDICT = 16, 17
 """Agreements of the trainer itself, beyond those of user code."""
 _PID_BITS = 22

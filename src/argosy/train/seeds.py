@@ -5,7 +5,6 @@ Called by the launcher before `main()` and by lanes.py before each lane. Private
 
 from __future__ import annotations
 
-import hashlib
 import random
 
 import torch
@@ -22,11 +21,6 @@ def seed_all(*numbers: int) -> None:
         torch.get_device_module().manual_seed(seed)  # untested: no accelerator here
     random.seed(seed)
     _seed_numpy(seed & 0xFFFFFFFF)
-
-
-def seed_of(text: str) -> int:
-    """A seed from a name."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def mix(*numbers: int) -> int:

@@ -13,14 +13,12 @@ import torch
 
 from argosy.errors import ConfigError
 from argosy.train import digests
-from argosy.train.beside import LEFT_CODE, Beside
+from argosy.train.beside import Beside
 from argosy.train.lanes import Loss
 from argosy.train.parts import Parts
 from argosy.train.settings import Settings, resolve
 from argosy.train.steps import Gradients, Result, Step, gradients_of, result_of
 from argosy.train.updates import Factory
-
-__all__ = ["LEFT_CODE", "Trainer"]
 
 
 class Trainer(Beside):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from argosy import __version__
-from argosy.errors import REFUSALS, ArgosyError, ConfigError
+from argosy.errors import LEFT_CODE, REFUSALS, ArgosyError, ConfigError
 from argosy.native import isa
 from argosy.protocol import link as links
 from argosy.worker import births, gang, records, stops
@@ -130,7 +130,7 @@ def _run_main(main: Main, run: Run, *, is_watched: bool = False) -> None:
         else:
             main(run, run.config)
     except SystemExit as left:
-        if left.code == stops.LEFT_CODE and stops.is_asked():
+        if left.code == LEFT_CODE and stops.is_asked():
             stops.die()
         raise
 

@@ -11,9 +11,6 @@ import signal
 import sys
 from types import FrameType
 
-LEFT_CODE = 128 + signal.SIGTERM
-"""What a trainer exits with that has saved and left because it was asked to."""
-
 _is_asked = False
 _is_polled = False
 

@@ -23,6 +23,20 @@ def run_cases_together(tmp_path_factory):
     return cases_in(tmp_path_factory.mktemp("cases"))
 
 
+@pytest.fixture
+def results(everything):
+    """Of the file's own `everything`: cases that ended well, and lost a rank if and only if they are named so."""
+
+    def find(*wanted):
+        for each in wanted:
+            assert everything[each]["code"] == 0, everything[each]["errors"]
+            is_killed = "was killed by signal 9" in everything[each]["errors"]
+            assert is_killed == ("killed" in each), everything[each]["errors"]
+        return [everything[each]["result"] for each in wanted]
+
+    return find
+
+
 def cases_in(tmp_path):
     def run(file, *wanted, variables=()):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ARGOSY_")}

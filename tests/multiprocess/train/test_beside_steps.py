@@ -37,18 +37,6 @@ def everything(run_cases_together):
 
 
 @pytest.fixture
-def results(everything):
-    def find(*wanted):
-        for each in wanted:
-            assert everything[each]["code"] == 0, everything[each]["errors"]
-            is_killed = "was killed by signal 9" in everything[each]["errors"]
-            assert is_killed == ("killed" in each), everything[each]["errors"]
-        return [everything[each]["result"] for each in wanted]
-
-    return find
-
-
-@pytest.fixture
 def refusals(everything):
     def find(*wanted):
         assert [everything[each]["code"] for each in wanted] == [64] * len(wanted)

@@ -22,18 +22,6 @@ def everything(run_cases_together):
     return run_cases_together("model_cases.py", *CASES)
 
 
-@pytest.fixture
-def results(everything):
-    def find(*wanted):
-        for each in wanted:
-            assert everything[each]["code"] == 0, everything[each]["errors"]
-            is_killed = "was killed by signal 9" in everything[each]["errors"]
-            assert is_killed == ("killed" in each), everything[each]["errors"]
-        return [everything[each]["result"] for each in wanted]
-
-    return find
-
-
 def test_kinds_of_models_come_to_the_same_bits_on_one_two_and_three_ranks(results):
     found = results(*CASES[:9])
     for place in range(0, 9, 3):

@@ -39,18 +39,6 @@ def everything(run_cases_together):
     return run_cases_together("replicated_cases.py", *CASES)
 
 
-@pytest.fixture
-def results(everything):
-    def find(*wanted):
-        for each in wanted:
-            assert everything[each]["code"] == 0, everything[each]["errors"]
-            is_killed = "was killed by signal 9" in everything[each]["errors"]
-            assert is_killed == ("killed" in each), everything[each]["errors"]
-        return [everything[each]["result"] for each in wanted]
-
-    return find
-
-
 def test_a_plain_update_has_the_same_bits_at_every_world_size_with_batch_statistics(results):
     one, two, three = results("sgd:1", "sgd:2", "sgd:3")
     assert one == two == three
