@@ -18,6 +18,7 @@ import socket
 import struct
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -152,7 +153,11 @@ class Link:
     # --- waiting: whoever waits reads for all -------------------------------------------------
 
     def _listen_on(self) -> None:
-        self._wait(lambda: self._is_closed, None)
+        """The one thread that calls listeners, so that they hear everything in order, whoever read it from the socket."""
+        while not self._is_closed:
+            self._wait(lambda: bool(self._told) or self._is_closed, None)
+            with self._state:
+                self._deliver()
 
     def _wait(self, is_done: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for a condition on the link's state; one waiter at a time reads the socket on behalf of all."""
@@ -174,17 +179,16 @@ class Link:
                 finally:
                     self._is_pumping = False
                     self._state.notify_all()
-                self._deliver()
             return True
 
     def _deliver(self) -> None:
         """Hand what was told to the listeners, with the lock released: they may run the user's code."""
-        while self._listeners and self._told:
+        while self._told:
             frame, listeners = self._told.popleft(), list(self._listeners)
             self._state.release()
             try:
                 for listener in listeners:
-                    listener(frame)
+                    _call(listener, frame)
             finally:
                 self._state.acquire()
 
@@ -324,6 +328,14 @@ class Link:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _call(listener: Callable[[Frame], None], frame: Frame) -> None:
+    """A listener that raises must not make this process deaf."""
+    try:
+        listener(frame)
+    except Exception:
+        traceback.print_exc()
 
 
 def _wait_socket(sock: socket.socket | None, is_sending: bool, seconds: float | None) -> None:
