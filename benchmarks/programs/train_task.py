@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
@@ -23,7 +22,7 @@ ROWS_PER_LANE = 2
 LEARNING_RATE = 3e-4
 KEPT_STEPS = 32
 
-CONFIGS = {"XS": msgspec.structs.replace(sizes.XS, sequence_length=32), "S": sizes.S}
+CONFIGS = {"XS": sizes.XS, "S": sizes.S}
 CONFIG = CONFIGS[os.environ.get("BENCH_SIZE", "XS")]
 TOKENS_PER_STEP = LANES * ROWS_PER_LANE * CONFIG.sequence_length
 
