@@ -151,7 +151,7 @@ class Exchange:
         self.generation = generation
         self._members = tuple(members)
         self._progress.watch(members)
-        self._memory.store(self._entered_at(rank), generation + 1)
+        self._memory.store(self._entered_at(rank), rounds.entered_word(generation))
         self._progress.tell()
         self._progress.wait(
             lambda: self._all_entered(generation, members),
@@ -458,17 +458,19 @@ class Exchange:
         return self.layout.places.entered + 64 * rank
 
     def _all_entered(self, generation: int, members: Mapping[int, int]) -> bool:
-        entered = [self._memory.load(self._entered_at(rank)) - 1 for rank in members]
-        if max(entered) > generation:
+        entered = [self._memory.load(self._entered_at(rank)) for rank in members]
+        found = rounds.entry(entered, generation)
+        if found == "past":
             raise GenerationChanged(
-                f"generation {max(entered)} has begun, this process enters {generation}",
+                f"generation {max(entered) - 1} has begun, this process enters {generation}",
                 fix="ask for the current generation and enter that",
             )
-        return min(entered) == generation
+        return found == "all"
 
     def late(self, generation: int, members: Iterable[int]) -> list[int]:
         """The members that have not entered a generation."""
-        return [r for r in members if self._memory.load(self._entered_at(r)) != generation + 1]
+        word = rounds.entered_word(generation)
+        return [r for r in members if self._memory.load(self._entered_at(r)) != word]
 
     def _not_entered(self, generation: int, members: Mapping[int, int]) -> TimedOut:
         return TimedOut(

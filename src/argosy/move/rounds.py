@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -74,6 +74,18 @@ def is_over(state: State, round: Round, done: Sequence[bool]) -> bool:
     A round without pages (lanes computed without an update) is over with its version alone.
     """
     return state.version > round.version or (bool(done) and all(done))
+
+
+def entry(words: Collection[int], generation: int) -> Literal["all", "late", "past"]:
+    """How far the members are with entering a generation, by the words that they write then: some are late, or it is past for one of them."""
+    if max(words) > entered_word(generation):
+        return "past"
+    return "all" if min(words) == entered_word(generation) else "late"
+
+
+def entered_word(generation: int) -> int:
+    """What a rank writes when it enters a generation; 0: it has entered none."""
+    return generation + 1
 
 
 class State(NamedTuple):

@@ -15,10 +15,9 @@ from typing import Protocol
 
 from argosy.errors import GenerationChanged, PeerLost
 from argosy.move.exchange import Exchange
+from argosy.train import memberships
 from argosy.train.roster import Roster, start_time
 
-_INTERIMS = 4096
-"""Interims a generation may have: one for each member that can end."""
 _LOOK_SECONDS = 0.02
 
 
@@ -35,7 +34,10 @@ class Gang(Protocol):
 
     rank: int
     world_size: int
-    generation: int
+
+    @property
+    def generation(self) -> int:
+        """The generation that this process has its place in."""
 
     def coming(self) -> Place | None:
         """The newest generation told and not taken."""
@@ -49,7 +51,7 @@ class Gang(Protocol):
     def suspect(self, rank: int, reason: str, *, pid: int = 0) -> None:
         """Ask for a rank to be killed and reaped."""
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, *, rank: int | None = None) -> None:
         """Ask for the run to be ended."""
 
     @property
@@ -78,6 +80,8 @@ class Crew:
         self._exchange = exchange
         self.members: tuple[int, ...] = ()
         self.is_interim = False
+        self.heeds_stops = True
+        """Whether a wish to stop ends any wait; without recovery it waits for the end of the step."""
         self.num_moves = 0
         self._descriptors: dict[int, int] = {}
         self._pids: dict[int, int] = {}
@@ -119,13 +123,11 @@ class Crew:
             if self._generation != self.gang.generation and not self._meet():
                 time.sleep(_LOOK_SECONDS / 4)
                 continue
-            ended = self._ended()
-            self.members = tuple(r for r in range(self.gang.world_size) if r not in ended)
-            self.is_interim = bool(ended)
+            found = memberships.form(self.gang.generation, self.gang.world_size, self._ended())
+            self.members, self.is_interim = found.members, found.is_interim
             living = {rank: self._descriptors[rank] for rank in self.members}
-            number = self.gang.generation * _INTERIMS + len(ended)
             try:
-                self._enter(wait, number, living)
+                self._enter(wait, found.number, living)
                 return
             except (PeerLost, Moved, GenerationChanged):
                 continue  # look again: somebody ended, or a newer generation is complete
@@ -160,6 +162,8 @@ class Crew:
         self._descriptors = {}
 
     def _check_stop(self) -> None:
+        if not self.heeds_stops:
+            return
         generation = self.gang.generation
         if self.gang.stopping:
             self.roster.stop(generation)
@@ -172,8 +176,14 @@ class Crew:
             return False
         if self.roster.process_of(coming.generation, coming.rank) is None:
             self.roster.enlist(coming.generation, coming.rank)
-        gone = self.gang.lost_in(coming.generation)
-        return self.roster.is_complete(coming.generation, coming.world_size, gone)
+        return self._is_complete(coming.generation, coming.world_size)
+
+    def _is_complete(self, generation: int, world_size: int) -> bool:
+        return memberships.is_complete(
+            world_size,
+            lambda rank: self.roster.has_enlisted(generation, rank),
+            self.gang.lost_in(generation),
+        )
 
     def _meet(self) -> bool:
         """Open descriptors of all members of this generation; False while some have not enlisted."""
@@ -182,7 +192,7 @@ class Crew:
             self.roster.enlist(generation, self.gang.rank)
         self._check_stop()
         gone = self.gang.lost_in(generation)
-        if not self.roster.is_complete(generation, self.gang.world_size, gone):
+        if not self._is_complete(generation, self.gang.world_size):
             return False
         self._forget()
         for rank in range(self.gang.world_size):

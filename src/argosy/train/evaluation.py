@@ -19,6 +19,7 @@ from argosy import data as sources
 from argosy.errors import ConfigError
 from argosy.train.lanes import Loss
 from argosy.train.seeds import mix, seed_all
+from argosy.train.shares import lane_to_take
 from argosy.train.tallies import Entry, Tally
 
 if TYPE_CHECKING:
@@ -102,9 +103,7 @@ class Evaluation:
         crew = self._parts.crew
         living = {crew.pid_of(rank) for rank in crew.members} | {os.getpid()}
         taken = {each.lane for each in entries if each.value is not None or each.pid in living}
-        first = self._num_lanes * crew.position // len(crew.members)
-        order = [(first + place) % self._num_lanes for place in range(self._num_lanes)]
-        return next((lane for lane in order if lane not in taken), None)
+        return lane_to_take(crew.position, len(crew.members), self._num_lanes, taken)
 
     def _compute(self, task: Task, lane: int) -> None:
         parts = self._parts

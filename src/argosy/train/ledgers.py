@@ -44,6 +44,16 @@ def after_rewind(
     }
 
 
+def is_of_loop(before: int | None, turn: int) -> bool:
+    """Whether a process that began the turn `before` last comes to this one in its own loop; else it joins there and must be given the state."""
+    return before is not None and before <= turn <= before + 1
+
+
+def version_of_turn(version: int, ledger: Mapping[str, Any], turn: int) -> int:
+    """The version that a turn's step begins from, when this one is committed: the others may have needed nothing of this rank, and be a step further."""
+    return version if ledger.get("turn", 0) == turn else version - 1
+
+
 def skips_within(ledger: Mapping[str, Any], step: int, window: int) -> int:
     """How many steps were skipped or rewound lately."""
     return sum(1 for each in ledger.get("skipped", []) if each > step - window)

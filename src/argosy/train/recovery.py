@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+ATTEMPT_BITS = 40
+"""A round's step has above these bits how often the step was computed before: blocks of one computation are never taken for another's."""
 _MEDIANS = 3.0
 _BUSY_FACTOR, _BUSY_SECONDS = 20.0, 30.0
 _IDLE_SECONDS = 0.2

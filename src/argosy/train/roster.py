@@ -22,14 +22,14 @@ from argosy.train.seeds import mix
 
 _TABLES = 4
 _FAILURES = 64
-_AGREEMENTS = 36
+_AGREEMENTS = 38
 _MOST_AGREEMENTS = 16
 _VALUE_BYTES = 1024
 _LINE = 64
 _INITIAL, _AGAIN, _STOP = 0, _LINE, 2 * _LINE
-_TITLE, _TAKEN_OVER = 3 * _LINE, 4 * _LINE
-_FIRST = 5 * _LINE
-EDIT, VERDICT = 16, 17
+_TITLE, _TAKEN_OVER, _GENERATION = 3 * _LINE, 4 * _LINE, 5 * _LINE
+_FIRST = 6 * _LINE
+EDIT, VERDICT, STOP = 16, 17, 18
 """Agreements of the trainer itself, beyond those of user code."""
 _PID_BITS = 22
 _COUNT_MASK = (1 << 42) - 1
@@ -82,16 +82,16 @@ class Roster:
             return None
         return self._memory.load(at + 8), self._memory.load(at + 16)
 
-    def is_complete(
-        self, generation: int, world_size: int, gone: frozenset[int] = frozenset()
-    ) -> bool:
-        """Whether all ranks of a generation have enlisted, but for those that have ended."""
-        return all(
-            self._memory.load(self._row(generation, rank)) == generation + 1 or rank in gone
-            for rank in range(world_size)
-        )
+    def has_enlisted(self, generation: int, rank: int) -> bool:
+        """Whether a rank has."""
+        return self._memory.load(self._row(generation, rank)) == generation + 1
 
     # --- the beginning ------------------------------------------------------------------------
+
+    def first_generation(self, generation: int) -> int:
+        """The generation that the run began in: that of whoever asks first."""
+        self._memory.swap(_GENERATION, 0, generation + 1)
+        return self._memory.load(_GENERATION) - 1
 
     def begin(self, digests: list[int]) -> bool:
         """Offer the digests of this process's initial parameters; False when others have begun, with `initial()`."""
@@ -219,7 +219,7 @@ class Roster:
         return self.agree_on(turn, number, rank, value)
 
     def agree_on(self, turn: int, number: int, rank: int, value: Any) -> Any:
-        """The same for EDIT and VERDICT too, whose turn is the version. Nobody is two turns behind."""
+        """The same for EDIT and VERDICT too, whose turn is the version, and for STOP. Nobody is two turns behind."""
         place = (turn & 1) * (_AGREEMENTS // 2) + number
         tag = mix(turn, number) >> 16
         at = self._winners_at + 8 * place

@@ -11,28 +11,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from argosy.errors import ConfigError, GenerationChanged
 from argosy.protocol import link as links
 from argosy.worker import stops
+from argosy.worker.tidings import Place, Tidings
 
 _JOIN_SECONDS = 30.0
 _REJOIN_SECONDS = 600.0
 _MOST_REASON = 8 << 10
 
 _joined: Gang | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """A place in a generation that was told and not yet taken."""
-
-    generation: int
-    rank: int
-    world_size: int
 
 
 @dataclass(frozen=True)
@@ -75,22 +67,19 @@ class Gang:
         self._link = link
         self._pid = os.getpid()
         self._condition = threading.Condition()
-        self._next: dict[str, Any] | None = None
-        """The newest generation told and not yet joined."""
-        self._ends: dict[int, dict[int, dict[str, Any]]] = {}
-        """What was told of ended members, by generation and rank; of this generation and newer ones."""
-        self._lost: frozenset[int] = frozenset()
-        """The ended ranks of this generation: replaced as a whole, so that it is read without the lock."""
-        self._death: dict[str, Any] | None = None
-        """The first member of this generation that was heard to have died."""
         self._faults: list[Fault] = []
         self._known_faults: set[int] = set()
         self._callbacks: list[Callable[[Gang], None]] = []
         self.rank = _read_number("RANK", 0)
         self.world_size = _read_number("WORLD_SIZE", 1)
-        self.generation = _read_number("ARGOSY_GENERATION", 0)
+        self._tidings = Tidings(_read_number("ARGOSY_GENERATION", 0))
         self.master_addr = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self.master_port = _read_number("MASTER_PORT", 0)
+
+    @property
+    def generation(self) -> int:
+        """The generation that this process has its place in."""
+        return self._tidings.generation
 
     def __repr__(self) -> str:
         return f"Gang(rank {self.rank} of {self.world_size}, generation {self.generation})"
@@ -100,36 +89,33 @@ class Gang:
     @property
     def changed(self) -> bool:
         """Whether a member has died or a newer generation was formed."""
-        return self._next is not None or self._death is not None
+        return self._tidings.told is not None or self._tidings.death is not None
 
     @property
     def reason(self) -> str:
         """What changed, in words; empty when nothing did."""
         with self._condition:
-            if self._death is not None:
-                how = f"signal {self._death['signal']}" if self._death.get("signal") else ""
-                how = how or f"code {self._death.get('code')}"
-                rank = self._death.get("rank")
-                return f"rank {rank} of generation {self.generation} died ({how})"
-            if self._next is not None:
-                return f"generation {self._next['generation']} was formed"
+            death, told = self._tidings.death, self._tidings.told
+            if death is not None:
+                how = f"signal {death['signal']}" if death.get("signal") else ""
+                how = how or f"code {death.get('code')}"
+                return f"rank {death.get('rank')} of generation {self.generation} died ({how})"
+            if told is not None:
+                return f"generation {told['generation']} was formed"
             return ""
 
     def lost(self) -> frozenset[int]:
         """Ranks of this generation whose processes have ended, however they did: none of them can write any more."""
-        return self._lost
+        return self._tidings.lost
 
     def lost_in(self, generation: int) -> frozenset[int]:
         """The same of this generation or a newer one: some may have ended before they could take their place in it."""
         with self._condition:
-            return frozenset(self._ends.get(generation, ()))
+            return self._tidings.lost_in(generation)
 
     def coming(self) -> Place | None:
         """The place of this process in the newest generation that was told and not yet taken."""
-        told = self._next
-        if told is None:
-            return None
-        return Place(int(told["generation"]), int(told["rank"]), int(told["world_size"]))
+        return self._tidings.coming()
 
     @property
     def stopping(self) -> bool:
@@ -170,7 +156,7 @@ class Gang:
         deadline = time.monotonic() + timeout
         with self._condition:
             if not self._condition.wait_for(
-                lambda: self._next is not None, deadline - time.monotonic()
+                lambda: self._tidings.told is not None, deadline - time.monotonic()
             ):
                 raise TimeoutError(
                     f"no generation after {self.generation} was formed within {timeout:g} s"
@@ -181,12 +167,10 @@ class Gang:
     def take(self) -> None:
         """Take the place that `coming()` shows: numbers and environment. Nothing is waited for, and without one nothing happens."""
         with self._condition:
-            told, self._next = self._next, None
+            told = self._tidings.take()
             if told is None:
                 return
             self._take(told)
-            self._ends = {g: ends for g, ends in self._ends.items() if g >= self.generation}
-            self._review()
         self._say_joined()
 
     # --- what this process says -----------------------------------------------------------------
@@ -209,9 +193,9 @@ class Gang:
         message = {"say": "suspect", "rank": rank, "generation": self.generation}
         self._say({**message, "pid": pid} if pid else message, reason)
 
-    def fail(self, reason: str) -> None:
-        """Say that the run cannot succeed: the runtime ends it with this cause, without a restart."""
-        self._say({"say": "fail"}, reason)
+    def fail(self, reason: str, *, rank: int | None = None) -> None:
+        """Say that the run cannot succeed: the runtime ends it with this cause, without a restart. `rank` names a member whose end is the cause."""
+        self._say({"say": "fail"} if rank is None else {"say": "fail", "rank": rank}, reason)
 
     def is_own_process(self) -> bool:
         """False in a forked child of the member."""
@@ -225,9 +209,8 @@ class Gang:
         if self._link is not None:
             self._link.say({"say": "join", "generation": self.generation}, stand="join")
 
-    def _take(self, told: dict[str, Any]) -> None:
+    def _take(self, told: Mapping[str, Any]) -> None:
         is_one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-        self.generation = int(told["generation"])
         self.rank = int(told["rank"])
         self.world_size = int(told["world_size"])
         self.master_addr = str(told.get("master_addr") or self.master_addr)
@@ -263,40 +246,11 @@ class Gang:
 
     def _note(self, frame: dict[str, Any]) -> bool:
         """Remember what the frame means for this gang; False if it changes nothing."""
-        if frame.get("type") == "peer":
-            return self._note_end(frame)
-        message = frame.get("message")
-        if frame.get("type") != "told" or not isinstance(message, dict):
-            return False
-        if message.get("tell") == "fault":
+        message = frame.get("message") if frame.get("type") == "told" else None
+        if isinstance(message, dict) and message.get("tell") == "fault":
             self._note_fault(message)
             return False
-        if message.get("tell") != "reform":
-            return False
-        newest = self._next["generation"] if self._next else self.generation
-        if int(message.get("generation", 0)) <= newest:
-            return False
-        self._next = message
-        return True
-
-    def _note_end(self, frame: dict[str, Any]) -> bool:
-        # It may have been told a newer generation than this process has taken: its older places count here.
-        places = [(frame.get("generation", 0), frame.get("rank"))]
-        places += [(place[0], place[1]) for place in frame.get("places") or ()]
-        for generation, rank in places:
-            if rank is not None and int(generation) >= self.generation:
-                ends = self._ends.setdefault(int(generation), {})
-                if _is_death(frame) or int(rank) not in ends:
-                    ends[int(rank)] = {**frame, "rank": int(rank)}
-        before = (self._lost, self._death is None)
-        self._review()
-        return before != (self._lost, self._death is None)
-
-    def _review(self) -> None:
-        """What the ends that were told mean for the present generation."""
-        ends = self._ends.get(self.generation, {})
-        self._lost = frozenset(ends)
-        self._death = next((end for end in ends.values() if _is_death(end)), None)
+        return self._tidings.note(frame)
 
     def _note_fault(self, told: dict[str, Any]) -> None:
         step, point = told.get("step"), told.get("point")
@@ -312,11 +266,6 @@ class Gang:
             return
         self._known_faults.add(fault.number)
         self._faults.append(fault)
-
-
-def _is_death(end: dict[str, Any]) -> bool:
-    """One that ended well has finished its work: that is for the runtime to judge."""
-    return bool(end.get("signal")) or end.get("code") not in (0, None)
 
 
 def _read_number(name: str, default: int) -> int:
