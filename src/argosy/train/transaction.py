@@ -30,10 +30,10 @@ from argosy.train.memories import Memories, Version
 from argosy.train.patience import Patience
 from argosy.train.rewinds import Snapshots
 from argosy.train.settings import Settings
-from argosy.train.shares import dealt_lanes, lanes_of, owners_of_lanes, parameters_of
+from argosy.train.shares import owners_of_lanes, parameters_of, runs_of
 from argosy.train.updates import Updater
 
-ATTEMPT_BITS = 40
+ATTEMPT_BITS = recovery.ATTEMPT_BITS
 _INTERRUPTIONS = (Moved, PeerLost, GenerationChanged)
 
 
@@ -316,21 +316,21 @@ class Transaction:
 
     def _blocks(self, attempt: int = 0) -> list[tuple[int, int]]:
         """(first, count) of the lanes of this rank; a step that is computed again is dealt to others."""
-        count = len(self.members)
-        position = (self.position + attempt) % count
-        lanes = self._layout.num_lanes
-        if not self.crew.is_interim:
-            mine = lanes_of(position, count, lanes)
-            return [(mine.start, len(mine))] if mine else []
-        return [(lane, 1) for lane in dealt_lanes(position, count, lanes)]
-
-    def _wait_lanes(self, round: Round) -> Gathered:
-        members, attempt = self.members, round.step >> ATTEMPT_BITS
-        owners = owners_of_lanes(
-            # As _blocks() deals them: the one at a place has the lanes of `attempt` places further on.
-            [members[(place - attempt) % len(members)] for place in range(len(members))],
+        return runs_of(
+            self.position,
+            len(self.members),
             self._layout.num_lanes,
             is_interim=self.crew.is_interim,
+            attempt=attempt,
+        )
+
+    def _wait_lanes(self, round: Round) -> Gathered:
+        attempt = round.step >> ATTEMPT_BITS
+        owners = owners_of_lanes(
+            self.members,
+            self._layout.num_lanes,
+            is_interim=self.crew.is_interim,
+            attempt=attempt,
         )
 
         def wait(deadline: float) -> Gathered:
