@@ -41,6 +41,10 @@ class Versions:
         state = self._state()
         return state.version, state.slot
 
+    def is_being_made(self) -> bool:
+        """Whether the next version has a slot: somebody may be writing there."""
+        return self._state().coming != NONE
+
     def install(self, version: int) -> bool:
         """Begin a fresh exchange at `version` in slot 0, after a load from disk; whether it was fresh."""
         if not 0 <= version < rounds.MOST_VERSION:

@@ -135,11 +135,18 @@ def make_layout(plan: StatePlan, updaters: list[Updater], lanes: int, settings: 
     )
 
 
-def make_weights(prefix: str, model: torch.nn.Module, settings: Settings) -> Weights:
-    """The weights: one shared copy in the compute dtype, or the module's own."""
+def make_memories(
+    prefix: str, model: torch.nn.Module, plan: StatePlan, settings: Settings, num_parts: int
+) -> Memories:
+    """The state, and the weights: one shared copy in the compute dtype, or the module's own."""
+    only = None if settings.recovery else Version(f"{prefix}.state.0", plan)
+    name = f"{prefix}.weights"
     if settings.layout == "replicated":
-        return PrivateWeights(f"{prefix}.weights", model)
-    return Weights(f"{prefix}.weights", model, _DTYPES[settings.precision])
+        return Memories(prefix, PrivateWeights(name, model), plan, only)
+    # Of several updates each begins with the weights of the step's beginning: those cannot be what the first one changes.
+    lender = only if num_parts == 1 else None
+    weights = Weights(name, model, _DTYPES[settings.precision], lender)
+    return Memories(prefix, weights, plan, only)
 
 
 def begin(

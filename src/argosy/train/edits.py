@@ -45,6 +45,7 @@ def _commit(parts: Parts, step: int, number: int, values: Values) -> None:
     transaction, state = parts.transaction, parts.state
     version, slot = state.current()
     if not _is_done(parts, step, number):
+        transaction.check_crew(step)
         _agree(parts, version, values)
         _meet(parts, version)
         if state.current()[0] == version:

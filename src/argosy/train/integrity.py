@@ -6,10 +6,12 @@ parameter raise its counter of changes; what goes around that (`.data`) is found
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from argosy.errors import ConfigError
-from argosy.train.memories import Weights
+from argosy.train.memories import Region, Weights
 
 _SAMPLES = 8
 """Elements of each parameter."""
@@ -21,38 +23,61 @@ class Integrity:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        names = list(weights.tensors)
-        self._names = [name for name in names if weights.tensors[name].numel()]
+        self._samples = [_Sample(region, weights.tensors) for region in weights.regions]
+        self._counters: list[int] | None = None
+
+    def note(self) -> None:
+        """The weights are as they should be."""
+        for sample in self._samples:
+            sample.note()
+        self._counters = [p._version for p in self._weights.parameters.values()]
+
+    def check(self) -> None:
+        """ConfigError when they have been changed since."""
+        if self._counters is None:
+            return
+        counters = [p._version for p in self._weights.parameters.values()]
+        if counters != self._counters:
+            pairs = zip(self._weights.parameters, counters, self._counters, strict=True)
+            raise _changed(next(name for name, a, b in pairs if a != b))
+        for each in self._samples:
+            name = each.find_change()
+            if name is not None:
+                raise _changed(name)
+
+
+class _Sample:
+    """A few elements of every parameter that lies in one region."""
+
+    def __init__(self, region: Region, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._halves = region.halves
+        self._names = [name for name in region.offsets if tensors[name].numel()]
         self._starts: list[int] = []
         places: list[int] = []
         for name in self._names:
-            tensor, offset = weights.tensors[name], weights.offsets[name]
+            tensor, offset = tensors[name], region.offsets[name]
             size = tensor.element_size() // 2
             self._starts.append(len(places))
             last = tensor.numel() - 1
             for element in sorted({last * each // (_SAMPLES - 1) for each in range(_SAMPLES)}):
                 places += [offset // 2 + element * size + half for half in range(size)]
         self._places = torch.tensor(places, dtype=torch.int64)
-        self._sample: torch.Tensor | None = None
-        self._counters: list[int] = []
+        self._known = self._read()
 
     def note(self) -> None:
-        """The weights are as they should be."""
-        self._sample = self._weights.halves.index_select(0, self._places)
-        self._counters = [p._version for p in self._weights.parameters.values()]
+        """They are as they should be."""
+        self._known = self._read()
 
-    def check(self) -> None:
-        """ConfigError when they have been changed since."""
-        if self._sample is None:
-            return
-        counters = [p._version for p in self._weights.parameters.values()]
-        if counters != self._counters:
-            pairs = zip(self._weights.parameters, counters, self._counters, strict=True)
-            raise _changed(next(name for name, a, b in pairs if a != b))
-        sample = self._weights.halves.index_select(0, self._places)
-        if not torch.equal(sample, self._sample):
-            first = int((sample != self._sample).nonzero()[0])
-            raise _changed(self._names[sum(start <= first for start in self._starts) - 1])
+    def find_change(self) -> str | None:
+        """The first parameter that has changed since."""
+        now = self._read()
+        if torch.equal(now, self._known):
+            return None
+        first = int((now != self._known).nonzero()[0])
+        return self._names[sum(start <= first for start in self._starts) - 1]
+
+    def _read(self) -> torch.Tensor:
+        return self._halves.index_select(0, self._places)
 
 
 def _changed(name: str) -> ConfigError:

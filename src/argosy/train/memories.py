@@ -1,8 +1,8 @@
 """The memories of training on one host: weights that the model sees, and versions of the state that they are derived from.
 
 Weights are one shared copy at fixed addresses, in the compute dtype. A version of the state (master values, optimizer state, buffers, ledger) lies in an arena of its own, made
-when its slot is first used: two in turn, a third only while one is pinned. The keeper owns all of them, so they outlive any rank. Lane slots belong to the exchange.
-Who may write what and when is decided by transaction.py.
+when its slot is first used: two in turn, a third only while one is pinned. The keeper owns all of them, so they outlive any rank. Without recovery all versions have the tensors of the first
+one, and weights that can be are those tensors themselves. Lane slots belong to the exchange. Who may write what and when is decided by transaction.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,12 +32,33 @@ IMAGE = "image"
 """In the ledger: bytes of the optimizer's state, where it is kept as a whole."""
 
 
+class Region(NamedTuple):
+    """Memory that has some of the weights."""
+
+    halves: torch.Tensor
+    """Two bytes an element."""
+    offsets: dict[str, int]
+    """First byte of each parameter."""
+
+
 class Weights:
     """The parameters of a model in shared memory, one copy for all ranks of a host."""
 
-    def __init__(self, arena_name: str, model: torch.nn.Module, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        arena_name: str,
+        model: torch.nn.Module,
+        dtype: torch.dtype | None,
+        lender: Version | None = None,
+    ) -> None:
+        """`lender`: a version whose values are the weights of all parameters that have the same form there."""
         self.parameters = dict(model.named_parameters())
-        shapes = {name: (p.shape, _compute_dtype(p, dtype)) for name, p in self.parameters.items()}
+        lent = {} if lender is None else _lent(lender, self.parameters, dtype)
+        shapes = {
+            name: (p.shape, _compute_dtype(p, dtype))
+            for name, p in self.parameters.items()
+            if name not in lent
+        }
         offsets, offset = {}, 0
         for name, (shape, kind) in shapes.items():
             offsets[name] = offset
@@ -45,19 +66,22 @@ class Weights:
         size = max(offset, 4096)
         self._arena = arenas.create(arena_name, size, scope="run")
         base = _region(self._arena, size)
-        self.offsets = offsets
-        """First byte of each parameter in `halves`, which has two bytes an element."""
-        self.halves = self._arena.at(base, (size // 2,), torch.int16)
+        self.regions = [Region(self._arena.at(base, (size // 2,), torch.int16), offsets)]
+        if lender is not None and lent:
+            self.regions.append(Region(lender.halves, {n: lender.offset_of(n) for n in lent}))
         self.tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
+            if name in lent:
+                self.tensors[name] = lent[name]
+                continue
             shape, kind = shapes[name]
             place = base + offsets[name]
             self.tensors[name] = self._arena.at(place, shape, kind, _strides(parameter))
 
     def fill(self) -> None:
-        """Put the module's own values in."""
-        for name, parameter in self.parameters.items():
-            self.tensors[name].copy_(parameter.detach())
+        """Put the module's own values in, but for those that a version has."""
+        for name in self.regions[0].offsets:
+            self.tensors[name].copy_(self.parameters[name].detach())
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -93,20 +117,34 @@ class Weights:
 class Version:
     """One slot of the state, mapped."""
 
-    def __init__(self, arena_name: str, plan: StatePlan) -> None:
+    def __init__(self, arena_name: str, plan: StatePlan, over: Version | None = None) -> None:
+        """`over`: a version whose tensors are this one's too; only ledger and flags are its own."""
         self.plan = plan
         self._name = arena_name
         self._images: dict[int, tuple[arenas.Arena, torch.Tensor]] = {}
-        self._arena = arenas.create(arena_name, plan.num_bytes, scope="run")
-        base = _region(self._arena, plan.num_bytes)
+        size = plan.num_bytes if over is None else plan.head_bytes
+        self._arena = arenas.create(arena_name, size, scope="run")
+        base = self._base = _region(self._arena, size)
         self._flags = self._arena.at(base + plan.flags_offset, (len(plan.names),), torch.int64)
         self._ledger = self._arena.at(base, (LEDGER_BYTES,), torch.uint8).numpy()
         self._index = {name: place for place, name in enumerate(plan.names)}
-        self.tensors = [
-            self._arena.at(base + offset, field.shape, getattr(torch, field.dtype))
-            for field, offset in zip(plan.fields, plan.offsets, strict=True)
-        ]
+        self.tensors: list[torch.Tensor] = self._map() if over is None else over.tensors
         self._places = {(f.name, f.key): place for place, f in enumerate(plan.fields)}
+
+    def _map(self) -> list[torch.Tensor]:
+        return [
+            self._arena.at(self._base + offset, field.shape, getattr(torch, field.dtype))
+            for field, offset in zip(self.plan.fields, self.plan.offsets, strict=True)
+        ]
+
+    @property
+    def halves(self) -> torch.Tensor:
+        """All its memory, two bytes an element."""
+        return self._arena.at(self._base, (self.plan.num_bytes // 2,), torch.int16)
+
+    def offset_of(self, name: str) -> int:
+        """First byte of a value in `halves`."""
+        return self.plan.offsets[self._places[name, VALUE]]
 
     def tensor(self, name: str, key: str = VALUE) -> torch.Tensor:
         """One field."""
@@ -118,8 +156,9 @@ class Version:
 
     def copy_from(self, other: Version, name: str) -> None:
         """All fields of a parameter, and whether its state has begun."""
-        for place in self.plan.by_name[name]:
-            self.tensors[place].copy_(other.tensors[place])
+        if self.tensors is not other.tensors:
+            for place in self.plan.by_name[name]:
+                self.tensors[place].copy_(other.tensors[place])
         self.set_begun(name, other.has_begun(name))
 
     def has_begun(self, name: str) -> bool:
@@ -182,17 +221,22 @@ class Version:
 class Memories:
     """Everything that outlives a rank."""
 
-    def __init__(self, prefix: str, weights: Weights, plan: StatePlan) -> None:
+    def __init__(
+        self, prefix: str, weights: Weights, plan: StatePlan, only: Version | None = None
+    ) -> None:
+        """`only`: slot 0, of which all others have the tensors."""
         self.weights = weights
         self.plan = plan
         self._prefix = prefix
-        self._versions: dict[int, Version] = {}
+        self._only = only
+        self._versions: dict[int, Version] = {} if only is None else {0: only}
 
     def version(self, slot: int) -> Version:
         """The version in a slot; mapped when first asked for."""
         found = self._versions.get(slot)
         if found is None:
-            found = self._versions[slot] = Version(f"{self._prefix}.state.{slot}", self.plan)
+            name = f"{self._prefix}.state.{slot}"
+            found = self._versions[slot] = Version(name, self.plan, self._only)
         return found
 
     def refresh(self, slot: int, names: list[str]) -> None:
@@ -200,8 +244,10 @@ class Memories:
         version = self.version(slot)
         for name in names:
             weight = self.weights.tensors.get(name)
-            if weight is not None:  # buffers are copied by each rank for itself
-                weight.copy_(version.tensor(name))
+            value = version.tensor(name)
+            # Buffers are copied by each rank for itself; a weight that a version lends is its value.
+            if weight is not None and weight is not value:
+                weight.copy_(value)
 
 
 def _region(arena: arenas.Arena, num_bytes: int) -> int:
@@ -224,6 +270,20 @@ def _compute_dtype(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> 
     if dtype is None or not parameter.dtype.is_floating_point:
         return parameter.dtype
     return dtype
+
+
+def _lent(
+    version: Version, parameters: Mapping[str, torch.nn.Parameter], dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    """The values of a version that are as the module's parameters are to be: of the same dtype, in the same order."""
+    found = {}
+    for field, value in zip(version.plan.fields, version.tensors, strict=True):
+        parameter = parameters.get(field.name) if field.key == VALUE else None
+        if parameter is None or _strides(parameter) is not None:
+            continue
+        if value.dtype == _compute_dtype(parameter, dtype):
+            found[field.name] = value
+    return found
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...] | None:

@@ -22,7 +22,7 @@ from argosy.train.crew import Crew
 from argosy.train.feeding import Pantry, Unfed
 from argosy.train.guards import batch_of_step
 from argosy.train.lanes import BUFFER, Lanes, Loss
-from argosy.train.memories import Memories, Version
+from argosy.train.memories import Version
 from argosy.train.participants import Participants
 from argosy.train.replicated import Replicated
 from argosy.train.roster import Roster
@@ -70,7 +70,8 @@ class Parts:
             plan = replicas.make_plan(trained, buffers)
         layout = assembly.make_layout(plan, self.updaters, lanes, settings)
         room.check(plan, layout, plain, settings, _PREFIX)
-        self.memories = Memories(_PREFIX, assembly.make_weights(_PREFIX, plain, settings), plan)
+        num_parts = len(self.updaters)
+        self.memories = assembly.make_memories(_PREFIX, plain, plan, settings, num_parts)
         self.fingerprint = fingerprint.take(
             mode=settings.mode, threads=torch.get_num_threads(), compiled=plain is not model
         )
@@ -132,6 +133,7 @@ class Parts:
     def begin_turn(self) -> tuple[int, int]:
         """(step, turn) that come next, with the state of user code as it is then on every rank."""
         self.transaction.begin_turn(self.place)
+        self.transaction.heed_stop(self.place)
         step, turn = self.place()
         if self._turn is None or not self._turn <= turn <= self._turn + 1:
             step, turn = self._join_turn()
@@ -211,7 +213,9 @@ class Parts:
     def save_at_once(self) -> None:
         """Save what is committed because the run is about to fail; nothing that goes wrong here may hide the cause."""
         directory = Path(self.run.directory) / "saves"
-        if int(self.committed.ledger["step"]):
+        # Without recovery what is being made is made in the same memory.
+        is_whole = self.settings.recovery or not self.state.is_being_made()
+        if int(self.committed.ledger["step"]) and is_whole:
             with contextlib.suppress(OSError, ArgosyError):
                 self._write(directory)
 

@@ -92,6 +92,7 @@ class Replicated(Transaction):
         def finish() -> None:
             self._compare(work, checksum)
             if self._state.current()[0] == work.version:
+                self.check_crew(work.step)
                 self._store(work, image)
             found[:] = [self._flip(work)]
 
@@ -166,6 +167,7 @@ class Replicated(Transaction):
         return self.replica.values.__getitem__
 
     def _run_call(self, work: Work, call: Call) -> None:
+        self.check_crew(work.step)
         if call.outcome is None:
             self._add_up(work, call)
         self._mark(call)

@@ -25,8 +25,8 @@ def check(
     available = hostmemory.available_bytes() - hostmemory.MARGIN_BYTES
     count = sum(p.numel() for p in model.parameters())
     weights = count * (2 if settings.precision == "bfloat16" else 4)
-    # Two versions in turn; a snapshot to go back to is a third.
-    num_versions = 3 if settings.guard.policy == "rewind" else 2
+    # Two versions in turn; a snapshot to go back to is a third. Without recovery one is updated in place.
+    num_versions = 3 if settings.guard.policy == "rewind" else 2 if settings.recovery else 1
     state, slots = num_versions * plan.num_bytes, layout.places.total
     needed = weights + state + slots
     if needed <= available:

@@ -41,6 +41,8 @@ class Settings:
     """Names of the loss terms, when the loss returns several."""
     prefetch: int = 2
     """Steps whose batches are made ahead; 0: none."""
+    recovery: bool = True
+    """Whether steps outlive the death of a rank. False: state is updated in place, nobody watches for hangs, and a rank that ends ends the run."""
     audit: bool = True
     """Compute one block of the first step twice, on two ranks, and compare bits; exact mode only."""
     allow_drift: bool = False
@@ -79,6 +81,11 @@ def _check(settings: Settings) -> None:
     if settings.ema is not None and not 0 < settings.ema < 1:
         raise ConfigError(f"ema = {settings.ema}", fix="give a decay between 0 and 1, or None")
     _check_replicated(settings)
+    if settings.guard.policy == "rewind" and not settings.recovery:
+        raise ConfigError(
+            "guard policy rewind with recovery=False: no version is kept to go back to",
+            fix='use policy="skip" or "stop", or leave recovery on',
+        )
     _check_whole("batch_size", settings.batch_size)
     _check_whole("lanes", settings.lanes)
     _check_whole("prefetch", settings.prefetch)

@@ -56,7 +56,7 @@ class StatePlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """First byte of each field; large ones begin at memory pages, as they will in a file."""
-        found, offset = [], self.flags_offset + _up(8 * len(self.names), _PAGE)
+        found, offset = [], self.head_bytes
         for field in self.fields:
             offset = _up(offset, _PAGE if field.num_bytes >= _PAGE else _LINE)
             found.append(offset)
@@ -68,11 +68,16 @@ class StatePlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """A word for each name: whether the optimizer has begun its state; the ledger stands before them."""
         return LEDGER_BYTES
 
+    @property
+    def head_bytes(self) -> int:
+        """Bytes before the first field: the ledger and the flags."""
+        return self.flags_offset + _up(8 * max(1, len(self.names)), _PAGE)
+
     @cached_property
     def num_bytes(self) -> int:
         """Bytes of one version."""
         if not self.fields:
-            return self.flags_offset + _PAGE
+            return self.head_bytes
         return _up(self.offsets[-1] + self.fields[-1].num_bytes, _PAGE)
 
     @cached_property

@@ -7,6 +7,7 @@ Called by steps.py; who computes what comes from shares.py, what follows from ba
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from functools import cached_property
@@ -22,6 +23,7 @@ from argosy.move.rounds import Round
 from argosy.train import audits, ledgers, recovery
 from argosy.train.crew import Crew, Moved, Stopped
 from argosy.train.feeding import Feeding
+from argosy.train.fixed import FixedCrew
 from argosy.train.injection import Injector
 from argosy.train.integrity import Integrity
 from argosy.train.judgement import Judge, Outcome
@@ -88,10 +90,11 @@ class Transaction:
         )
         self._gradients = torch.empty(self._layout.num_elements)
         self._injector = Injector(crew.gang)
+        self._fixed = None if settings.recovery else FixedCrew(crew)
         self.patience = Patience(
             crew,
-            first_seconds=settings.first_hang_seconds,
-            more_seconds=settings.hang_seconds,
+            first_seconds=settings.first_hang_seconds if settings.recovery else math.inf,
+            more_seconds=settings.hang_seconds if settings.recovery else math.inf,
         )
 
     # --- what steps.py calls ------------------------------------------------------------------
@@ -145,6 +148,16 @@ class Transaction:
         self.__dict__.pop("_mine", None)
         self.refresh()
 
+    def check_crew(self, step: int) -> None:
+        """Without recovery: end the run if a rank has ended."""
+        if self._fixed is not None:
+            self._fixed.check(step)
+
+    def heed_stop(self, place: Callable[[], tuple[int, int]]) -> None:
+        """Without recovery: the moment at which a wish to stop is heeded; otherwise it is at any. `place` tells (step, turn)."""
+        if self._fixed is not None:
+            self._fixed.heed_stop(place()[1])
+
     # --- persistence --------------------------------------------------------------------------
 
     def persist(self, attempt: Callable[[], None]) -> None:
@@ -173,6 +186,7 @@ class Transaction:
                 return
             if share in work.finished:
                 continue
+            self.check_crew(work.step)
             try:
                 self._run_part(work, part, loss)
             except RoundOver:
@@ -277,6 +291,8 @@ class Transaction:
         """In the first step one block is computed once more, by another rank."""
         if work.version or work.is_audited or not self._settings.audit:
             return
+        if not self._settings.recovery:
+            return  # a rank without pages would compute with weights that are changing
         if self._settings.mode != "exact" or self.position != 1 % len(self.members):
             return
         work.is_audited = True

@@ -145,6 +145,10 @@ class Upkeep:
         self._last_trace = ""
         """What the last failing program said, while no step was made since."""
         self._fruitless = 0
+        self._blamed: int | None = None
+        """The rank whose end is why the run cannot succeed."""
+        self._bad_exits: dict[int, Exit] = {}
+        """Of each rank the first one that did not end well."""
         self._story: list[str] = []
 
     # --- events -----------------------------------------------------------------------------------
@@ -159,6 +163,8 @@ class Upkeep:
         if member.exit is not None:
             raise InvariantError(f"{attempt} ended twice", story=self._story)
         member.exit = exit
+        if not exit.is_well and not member.killed_for:
+            self._bad_exits.setdefault(member.rank, exit)
         frame = self.peer_frame(member)
         actions: list[Action] = [Tell(other.attempt, frame) for other in self._living()]
         if self.end is None and not self._stop_signal and not exit.is_well:
@@ -178,6 +184,10 @@ class Upkeep:
             return self._suspect(message)
         elif what == "fail" and self.end is None:
             reason = str(message.get("reason") or "no reason given")
+            rank = message.get("rank")
+            if isinstance(rank, int):
+                self._blamed = rank
+                return self._finish(End(1, f"the run cannot succeed: {reason}"))
             # What a rank raised was only named when it was started again: here it is shown whole.
             last = self._last_trace.strip().rpartition("\n")[2]
             cause = self._last_trace if last and last in reason else ""
@@ -351,6 +361,9 @@ class Upkeep:
         return End(128 + self._stop_signal, "stopped")
 
     def _close(self, end: End) -> list[Action]:
+        exit = None if self._blamed is None else self._bad_exits.get(self._blamed)
+        if exit is not None:
+            end = End(end.code, f"{end.text} (rank {self._blamed} {exit.describe()})", exit.error)
         self.end = end
         self.is_over = True
         return [end]

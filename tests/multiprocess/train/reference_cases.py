@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import signal
 import time
 
 import torch
@@ -47,18 +48,24 @@ def reference(model, feed):
     return norms
 
 
+def trainer_of(run, model=None, **given):
+    return run.trainer(
+        **{
+            "model": model or nn.Linear(WIDTH, 4),
+            "data": Numbers(),
+            "loss": classify,
+            "optimizer": lambda params: torch.optim.AdamW(params, lr=1e-2),
+            "batch_size": 32,
+            "lanes": LANES,
+            **given,
+        }
+    )
+
+
 def against_torch(run):
     model = make_model()
     other = copy.deepcopy(model)
-    trainer = run.trainer(
-        model=model,
-        data=Numbers(),
-        loss=classify,
-        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
-        batch_size=32,
-        lanes=LANES,
-        clip=CLIP,
-    )
+    trainer = trainer_of(run, model, clip=CLIP)
     norms = [step().gradient_norm for step in trainer.steps(STEPS)]
     feed = data.as_source(Numbers()).feed(batch_size=32, lanes=LANES, seed=run.seed)
     pairs = zip(model.parameters(), other.parameters(), strict=True)
@@ -73,14 +80,7 @@ def against_torch(run):
 
 def agreements(run):
     """Values agreed on before, between and after the pieces of a step, with an edit in the middle and a rank that dies; each rank leaves what it saw."""
-    trainer = run.trainer(
-        model=nn.Linear(WIDTH, 4),
-        data=Numbers(),
-        loss=classify,
-        optimizer=lambda params: torch.optim.SGD(params, lr=1e-2),
-        batch_size=32,
-        lanes=LANES,
-    )
+    trainer = trainer_of(run)
     for step in trainer.steps(8):
         die_at(run, 3)
         count = run.state.get("count", 0)
@@ -103,16 +103,112 @@ def agreements(run):
 
 def death_at_the_end(run):
     """The others have finished and gone before the replacement of one that died in the last step is there."""
-    trainer = run.trainer(
-        model=nn.Linear(WIDTH, 4),
-        data=Numbers(),
-        loss=classify,
-        optimizer=lambda params: torch.optim.SGD(params, lr=1e-2),
-        batch_size=32,
-        lanes=LANES,
-    )
+    trainer = trainer_of(run)
     for step in trainer.steps(3):
         step.update()
         die_at(run, 2)
         step.commit()
     return {"steps": trainer.step}
+
+
+# --- recovery=False: state is updated in place ------------------------------------------------------
+
+
+def kept(run, recovery=True, before=None, steps=6, **given):
+    """Averages, an edit and an evaluation besides the steps."""
+    trainer = trainer_of(
+        run, make_model(), clip=CLIP, ema=0.75, recovery=recovery, schedule=shrink, **given
+    )
+    found = []
+    for step in trainer.steps(steps):
+        if step.index == 2:
+            with trainer.edit() as params:
+                params["3.weight"].mul_(0.5)
+        if before is not None:
+            before(step)
+        found.append(step().loss)
+    with trainer.weights("ema"):
+        found.append(trainer.evaluate(Numbers(256, seed=2))["loss"])
+    values, weights = trainer.parts.committed, trainer.parts.memories.weights.tensors
+    is_shared = [values.tensor(n).data_ptr() == w.data_ptr() for n, w in weights.items()]
+    return {
+        "digest": trainer.digest(),
+        "found": found,
+        "in_place": is_shared,
+        "slots": len(trainer.parts.memories._versions),
+    }
+
+
+def shrink(step):
+    return 0.9**step
+
+
+def in_place(run):
+    return kept(run, recovery=False)
+
+
+def in_place_bad_steps(run, recovery=False):
+    """A step that is not finite is computed twice and skipped; nothing of it is in the state."""
+
+    def loss(model, batch):
+        total, count = classify(model, batch)
+        return total * (float("nan") if batch.index == 1 else 1.0), count
+
+    return kept(run, recovery=recovery, loss=loss)
+
+
+def kept_bad_steps(run):
+    return in_place_bad_steps(run, recovery=True)
+
+
+def in_place_lost(run):
+    """A rank is killed between the two halves of a step."""
+    trainer = trainer_of(run, recovery=False)
+    for step in trainer.steps(5):
+        step.update()
+        die_at(run, 2)
+        step.commit()
+
+
+def in_place_alone(run):
+    """The only one is killed, and starts again over what it had begun to change."""
+    trainer = trainer_of(run, recovery=False)
+    for step in trainer.steps(5):
+        die_at(run, 2, rank=0)
+        step()
+
+
+def in_place_raises(run):
+    def loss(model, batch):
+        if (batch.index, batch.lane) == (2, 5):
+            raise ValueError("label 11 is out of range")
+        return classify(model, batch)
+
+    for step in trainer_of(run, loss=loss, recovery=False).steps(5):
+        step()
+
+
+def in_place_stopped(run):
+    """The whole household is asked to stop in the middle of a step."""
+
+    def stop(step):
+        if step.index == 3 and run.gang.rank == 1:
+            os.kill(os.getppid(), signal.SIGTERM)
+
+    return kept(run, recovery=False, before=stop, steps=500)
+
+
+def in_place_resumed(run):
+    """What was saved then, taken as far as `kept` goes."""
+    run.resume_from = min(run.directory.parent.glob("*-in_place_stopped"))
+    trainer = trainer_of(run, make_model(), clip=CLIP, ema=0.75, schedule=shrink, recovery=False)
+    first = trainer.step
+    for step in trainer.steps(first + 2):
+        step()
+    return {"digest": trainer.digest(), "steps": trainer.step}
+
+
+def kept_as_long(run):
+    """As many steps as that, in one go."""
+    (save,) = min(run.directory.parent.glob("*-in_place_stopped")).glob("saves/step-*")
+    return kept(run, steps=int(save.name.rpartition("-")[2]) + 2)

@@ -1,6 +1,7 @@
 """What a step comes to is what a plain loop of torch comes to, and what ranks agree on is the same for all of them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,21 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def results(run_cases_together):
     return run_cases_together(
-        "reference_cases.py", "against_torch:2", "agreements:3", "death_at_the_end:3"
+        "reference_cases.py",
+        "against_torch:2",
+        "agreements:3",
+        "death_at_the_end:3",
+        "kept:2",
+        "in_place:1",
+        "in_place:3",
+        "kept_bad_steps:1",
+        "in_place_bad_steps:2",
+        "in_place_lost:3",
+        "in_place_alone:1",
+        "in_place_raises:2",
+        "in_place_stopped:2",
+        "in_place_resumed:1",
+        "kept_as_long:1",
     )
 
 
@@ -41,6 +56,40 @@ def test_every_rank_has_the_same_state_and_gets_the_same_value_at_every_point_of
         assert [each[1:] for each in values[0]["agreed"]] == [
             [step, point] for point in ("first", "edited", "updated", "committed")
         ]
+
+
+def test_state_that_is_updated_in_place_comes_to_the_bits_of_versions_that_rotate(results):
+    kept, one, three = (results[case]["result"] for case in ("kept:2", "in_place:1", "in_place:3"))
+    assert kept["slots"] == 2
+    assert not any(kept["in_place"])
+    assert one["in_place"].count(True) == three["in_place"].count(True) == 4
+    assert (kept["digest"], kept["found"]) == (one["digest"], one["found"])
+    assert (kept["digest"], kept["found"]) == (three["digest"], three["found"])
+    bad, kept_bad = (
+        results[case]["result"] for case in ("in_place_bad_steps:2", "kept_bad_steps:1")
+    )
+    assert bad["digest"] == kept_bad["digest"] != kept["digest"]
+
+
+def test_without_recovery_a_rank_that_ends_ends_the_run_with_the_cause(results):
+    lost, alone, raised = (
+        results[case] for case in ("in_place_lost:3", "in_place_alone:1", "in_place_raises:2")
+    )
+    assert (lost["code"], alone["code"], raised["code"]) == (1, 64, 1)
+    # What it had to do for step 2 was done: the others may have committed that one.
+    cause = r"the run cannot succeed: rank 1 has ended during step [23], with recovery=False.*\(rank 1 was killed by signal 9"
+    assert re.search(cause, lost["errors"].splitlines()[-1])
+    assert "would join a run that began without it" in alone["errors"]
+    assert raised["errors"].count("Traceback (most recent call last)") == 1
+    assert "ValueError: label 11 is out of range)" in raised["errors"].splitlines()[-1]
+    assert [lost["saves"], alone["saves"], raised["saves"]] == [[], [], []]
+
+
+def test_without_recovery_a_stop_is_heeded_between_two_steps_and_saves_a_whole_state(results):
+    assert results["in_place_stopped:2"]["code"] == 143, results["in_place_stopped:2"]["errors"]
+    resumed, whole = (results[case] for case in ("in_place_resumed:1", "kept_as_long:1"))
+    assert resumed["code"] == 0, resumed["errors"]
+    assert resumed["result"]["digest"] == whole["result"]["digest"]
 
 
 def test_a_replacement_that_comes_when_the_others_have_finished_ends_too(results):
