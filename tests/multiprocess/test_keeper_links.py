@@ -52,6 +52,49 @@ def test_the_end_of_a_member_that_re_formed_names_its_older_places(keeper, agent
     assert told["places"] == [[1, 0], [2, 1]]
 
 
+def test_a_worker_that_connects_late_hears_what_was_told_before(keeper, agent):
+    first, second, third = start_sleepers(keeper, agent, 3)
+    reform = {"tell": "reform", "generation": 2, "rank": 1, "world_size": 3}
+    keeper.worker(second)
+    agent.request("tell", attempt=second["attempt"], message=reform)
+    os.kill(first["pid"], signal.SIGKILL)
+    exited = agent.wait_event("exited", attempt=first["attempt"])
+    # That the exit is acknowledged, and forgotten, changes nothing.
+    agent.request("ack", through=exited["number"])
+    late = keeper.worker(third)
+    told = late.receive()
+    assert (told["type"], told["attempt"], told["signal"]) == ("peer", first["attempt"], 9)
+    again = keeper.worker(second)
+    assert again.receive()["attempt"] == first["attempt"]
+    assert again.receive()["message"] == reform
+    # A member of the new generation that could not be told in time: nobody may wait for it.
+    place = {"tell": "reform", "generation": 2, "rank": 0, "world_size": 3}
+    assert agent.request("tell", attempt=first["attempt"], message=place)["ok"]
+    for link in (late, again):
+        told = link.receive()
+        assert (told["generation"], told["rank"], told["places"]) == (2, 0, [[1, 0]])
+    # A newcomer of a later generation is not concerned.
+    newcomer = start_sleepers(keeper, agent, 1, generation=3)[0]
+    link = keeper.worker(newcomer)
+    agent.request("tell", attempt=newcomer["attempt"], message={"tell": "nothing"})
+    assert link.receive()["type"] == "told"
+
+
+def test_neither_a_command_beside_a_member_nor_a_failed_start_is_a_quiet_end_of_its_rank(
+    keeper, agent
+):
+    first, second = start_sleepers(keeper, agent, 2)
+    link = keeper.worker(second)
+    guest = keeper.order("false", env={"RANK": "0"}, index=0, join=first["attempt"])
+    agent.spawn(guest)
+    agent.wait_event("exited", attempt=guest["attempt"])
+    broken = keeper.order("true", env={"RANK": "2"}, index=2, env_blob="there is none")
+    agent.spawn(broken)
+    agent.wait_event("exited", attempt=broken["attempt"])
+    told = link.receive()
+    assert (told["attempt"], told["rank"], told["code"]) == (broken["attempt"], 2, 127)
+
+
 def test_a_worker_needs_its_own_token(keeper, agent):
     (order,) = start_sleepers(keeper, agent, 1)
     for fields in ({"token": "wrong"}, {}, {"attempt": "unknown"}, {"attempt": 7}):
@@ -77,6 +120,7 @@ def test_a_chatty_worker_is_bounded_and_its_exit_is_never_lost(keeper, agent):
     (order,) = start_sleepers(keeper, agent, 1)
     agent.close()
     link = keeper.worker(order)
+    link.send({"type": "say", "message": {"say": "fail", "reason": "said once"}})
     for step in range(2000):
         link.send({"type": "say", "message": {"say": "step", "step": step}})
     link.send({"type": "arena_open", "id": 1, "name": "none"})
@@ -85,9 +129,12 @@ def test_a_chatty_worker_is_bounded_and_its_exit_is_never_lost(keeper, agent):
     late = keeper.agent()
     late.request("list")
     late.wait_event("exited", attempt=order["attempt"])
-    steps = [e["message"]["step"] for e in late.events if e["event"] == "link"]
+    said = [e["message"] for e in late.events if e["event"] == "link"]
+    steps = [message["step"] for message in said if message["say"] == "step"]
     assert steps[-1] == 1999
     assert len(steps) <= 256
+    # Steps do not drive out what is said once.
+    assert said[0]["say"] == "fail"
 
 
 def test_arenas_are_shared_by_name_within_a_run(keeper, agent):

@@ -157,7 +157,9 @@ class Agent:
         attempts = list(frame.get("attempts") or [])
         self._roster.listed(attempts)
         known = [entry for entry in attempts if not is_exec(str(entry.get("attempt")))]
-        self._apply(self._side.keeper_connected(self.now(), link.keeper, link.pid, known))
+        runs = {str(arena["run"]) for arena in frame.get("arenas") or []}
+        runs |= set(frame.get("ports") or {})
+        self._apply(self._side.keeper_connected(self.now(), link.keeper, link.pid, known, runs))
         self._listed.set()
 
     def _send_keeper(self, frame: Frame) -> None:

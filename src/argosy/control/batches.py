@@ -83,6 +83,11 @@ def reform_frame(attempt: str, reform: dict[str, Any], store: dict[str, Any]) ->
     return {"type": "tell", "attempt": attempt, "message": message}
 
 
+def late_place_frame(attempt: str, reform: dict[str, Any]) -> Frame:
+    """The place of a member that ended before it could be told; nobody hears it but those who would wait for it."""
+    return {"type": "tell", "attempt": attempt, "message": {"tell": "reform", **reform}}
+
+
 def fault_frame(attempt: str, fault: dict[str, Any]) -> Frame:
     """Tell a member what to break in itself."""
     return {"type": "tell", "attempt": attempt, "message": fault}

@@ -17,6 +17,7 @@ from argosy.control.batches import (
     Key,
     fault_frame,
     group_key,
+    late_place_frame,
     reform_frame,
     release_frame,
     spawn_frame,
@@ -103,6 +104,10 @@ class HostSide:
         """When hello was said last, while no welcome has come."""
         self._attempts: dict[str, _Local] = {}
         self._runs: dict[str, _Holding] = {}
+        self._held_runs: set[str] = set()
+        """Runs of which the keeper held something when it was asked."""
+        self._ending: dict[str, float] = {}
+        """When the keeper is told again that a run is over."""
         self._stores: dict[Key, dict[str, Any] | None] = {}
         """None: asked for."""
         self._missing: dict[Key, Launch] = {}
@@ -118,15 +123,24 @@ class HostSide:
     # --- inputs -------------------------------------------------------------------------------------------------
 
     def keeper_connected(
-        self, now: float, keeper: str, pid: int, attempts: list[dict[str, Any]]
+        self,
+        now: float,
+        keeper: str,
+        pid: int,
+        attempts: list[dict[str, Any]],
+        runs: Iterable[str] = (),
     ) -> HostOutputs:
-        """The link to the keeper is up and it has listed what it has; its unacknowledged events follow."""
+        """The link to the keeper is up and it has listed what it has; its unacknowledged events follow.
+
+        `runs` are those of which it holds memory or ports: should one be over, the controller says so.
+        """
         if not self._own:
             self._own = f"{self.host}@{now:.6f}"
             self._outboxes[self._own] = Outbox(self._own)
         if keeper != self.keeper:
             self._change_keeper(keeper)
         self._keeper_pid = pid
+        self._held_runs = set(runs)
         self._asked.clear()
         self._stores = {key: store for key, store in self._stores.items() if store is not None}
         for holding in self._runs.values():
@@ -153,6 +167,7 @@ class HostSide:
         self._stores.clear()
         self._touched.clear()
         self._later.clear()
+        self._ending.clear()
         self._watched.clear()
         self._version = 0
         self.keeper = keeper
@@ -179,6 +194,9 @@ class HostSide:
                     self._never_started(local, error)
         elif kind == "tell" and not is_ok:
             self._not_told(now, *what)
+        elif kind == "end_run" and not is_ok:
+            # A command beside a process is not reaped yet, say. What the run holds must not stay for ever.
+            self._ending[what] = now + RESEND_SECONDS
         elif kind == "reserve" and what in self._runs:
             if is_ok:
                 data = {"ports": reply.get("ports", {}), "keeper": self.keeper}
@@ -234,6 +252,9 @@ class HostSide:
         for name in [name for name, at in self._later.items() if at <= now]:
             del self._later[name]
             self._touched[name] = None
+        for run in [run for run, at in self._ending.items() if at <= now]:
+            del self._ending[run]
+            self._ask({"type": "end_run", "run": run}, "end_run", run)
         for name in list(self._watched):
             self._watch(now, self._attempts[name])
         if self._greeted_at is not None and self._greeted_at + RESEND_SECONDS <= now:
@@ -242,7 +263,7 @@ class HostSide:
 
     def deadline(self) -> float | None:
         """When `tick` is next due."""
-        times = list(self._later.values())
+        times = [*self._later.values(), *self._ending.values()]
         times += [at for name in self._watched if (at := self._hang_at(self._attempts[name]))]
         if self.is_connected and self.keeper:
             times += [
@@ -263,7 +284,7 @@ class HostSide:
                     now, outbox
                 )  # how a dead keeper's processes ended, before they count as lost
         alive = [name for name, local in self._attempts.items() if local.state]
-        runs = {run_of(name) for name in alive} | set(self._runs)
+        runs = {run_of(name) for name in alive} | set(self._runs) | self._held_runs
         self._out.to_controller.append(
             Hello(
                 version=PROTOCOL_VERSION,
@@ -298,6 +319,7 @@ class HostSide:
             self._runs[reserve.run] = _Holding(reserve)
             return
         self._runs.pop(reserve.run, None)
+        self._held_runs.discard(reserve.run)
         self._stores = {key: store for key, store in self._stores.items() if key[0] != reserve.run}
         self._ask({"type": "end_run", "run": reserve.run}, "end_run", reserve.run)
 
@@ -412,6 +434,8 @@ class HostSide:
             self._watched.pop(local.attempt, None)
         if want is None:
             return
+        if want.reform is not None and (local.state == "exited" or want.state == "gone"):
+            self._tell_late_place(local, want.reform)
         if want.state == "gone":
             self._end(local)
         elif want.state == "running" and launch is not None:
@@ -458,6 +482,12 @@ class HostSide:
         if launch.probe is not None and not local.is_probed:
             local.is_probed = True
             self._out.probes.append((local.attempt, launch.probe, launch))
+
+    def _tell_late_place(self, local: _Local, reform: dict[str, Any]) -> None:
+        """It ended before it could be told its place in a new generation: the others learn from the keeper that it will not come."""
+        if local.state not in _ALIVE and local.reformed < reform["generation"]:
+            local.reformed = reform["generation"]
+            self._ask(late_place_frame(local.attempt, reform), "place", local.attempt)
 
     def _store(self, launch: Launch) -> dict[str, Any] | None:
         """The generation's store, if it is known; else it is asked for."""

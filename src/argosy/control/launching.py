@@ -70,19 +70,19 @@ def unlaunchable(
 
 def want_of(supervisor: Supervisor, attempt: Attempt, version: int, runs_directory: str) -> Want:
     """What the attempt's host should make of it now."""
-    if not attempt.is_alive:
-        return Want(attempt=attempt.id, version=version, state="gone")
-    launch = launch_of(supervisor, attempt, runs_directory)
-    if attempt.stopping:
-        return Want(attempt=attempt.id, version=version, state=attempt.stopping, launch=launch)
     role = supervisor.roles[attempt.role]
     reform = None
-    if attempt.reform and attempt.rank is not None:
+    if attempt.reform and attempt.rank is not None and attempt.generation == role.generation:
         reform = {
             "generation": attempt.generation,
             "rank": attempt.rank,
             "world_size": len(role.members),
         }
+    if not attempt.is_alive:
+        return Want(attempt=attempt.id, version=version, state="gone", reform=reform)
+    launch = launch_of(supervisor, attempt, runs_directory)
+    if attempt.stopping:
+        return Want(attempt=attempt.id, version=version, state=attempt.stopping, launch=launch)
     return Want(
         attempt=attempt.id,
         version=version,

@@ -27,6 +27,7 @@ from argosy.errors import ClusterError, ProtocolError
 VERSION = 1
 MOST_FRAME_BYTES = 1 << 20
 _MOST_QUEUED = 256
+_MOST_TOLD = 16_384
 _MOST_WAITING_BYTES = 4 << 20
 _MOST_DESCRIPTORS = 16
 _STEP_SECONDS = 0.2
@@ -51,7 +52,7 @@ class Link:
         self._standing: dict[str, Frame] = {}
         """What the keeper must know of this process: said again after a reconnect."""
         self._replies: dict[int, tuple[Frame, list[int]] | None] = {}
-        self._told: collections.deque[Frame] = collections.deque(maxlen=_MOST_QUEUED)
+        self._told: collections.deque[Frame] = collections.deque(maxlen=_MOST_TOLD)
         self._listeners: list[Callable[[Frame], None]] = []
         self._is_pumping = False
         self._is_welcome = False
@@ -334,7 +335,7 @@ def _call(listener: Callable[[Frame], None], frame: Frame) -> None:
     """A listener that raises must not make this process deaf."""
     try:
         listener(frame)
-    except Exception:
+    except Exception:  # noqa: BLE001 - the user's code may be behind it
         traceback.print_exc()
 
 

@@ -83,7 +83,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     launch: Launch | None = None
     """with running; also the changed launch of a released spare (parked false, rank set)"""
     reform: dict[str, Any] | None = None
-    """with running, for a member that joined: {"generation", "rank", "world_size"}: tell it to re-form in place"""
+    """with running, for a member that joined: {"generation", "rank", "world_size"}: tell it to re-form in place. With gone: the place that
+    it may have ended too early to be told"""
     faults: list[dict[str, Any]] = []
     """with running: faults to tell it, by number; it breaks itself."""
     progressed: bool = False

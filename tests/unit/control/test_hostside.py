@@ -470,3 +470,45 @@ def test_each_fault_is_told_once_by_one_agent():
     stage.wants(("r1.t.0.0", "running", {"launch": member, "faults": faults[:1]}))
     stage.wants(("r1.t.0.0", "running", {"launch": member, "faults": faults}))
     assert [frame["message"]["number"] for frame in stage.sent("tell")] == [3, 4]
+
+
+def test_a_member_that_ended_before_it_could_be_told_its_new_place_is_named_to_the_keeper():
+    gang = {"gang": True, "generation": 1, "rank": 0}
+    place = {"generation": 2, "rank": 0, "world_size": 2}
+    # The store of the generation is not known yet, so nothing is told; then it has ended.
+    stage = Stage()
+    stage.wants(running("r1.t.0.0", **gang))
+    stage.event(1, "started", "r1.t.0.0", pid=5, how="fork")
+    newer = launch("r1.t.0.0", **{**gang, "generation": 2})
+    stage.wants(("r1.t.0.0", "running", {"launch": newer, "reform": place}))
+    assert stage.sent("tell") == []
+    stage.event(2, "exited", "r1.t.0.0", code=0, at=1.0)
+    [frame] = stage.sent("tell")
+    assert (frame["attempt"], frame["message"]) == ("r1.t.0.0", {"tell": "reform", **place})
+    stage.wants(("r1.t.0.0", "gone", {"reform": place}))
+    assert len(stage.sent("tell")) == 1
+    assert stage.forgotten == ["r1.t.0.0"]
+    # An agent that has seen nothing of it learns it from the controller.
+    fresh = Stage()
+    fresh.wants(("r1.t.0.0", "gone", {"reform": place}), since=0)
+    [frame] = fresh.sent("tell")
+    assert frame["message"]["generation"] == 2
+
+
+def test_a_run_of_which_the_keeper_still_holds_memory_is_named_in_the_hello_and_ended_until_it_is():
+    stage = Stage()
+    stage.take(stage.side.keeper_connected(stage.now, "k1", 1, [], {"r7"}))
+    assert stage.hellos[-1].runs == ["r7"]
+    stage.wants(reserves=[("r7", {})])
+    [frame] = stage.sent("end_run")
+    refusal = {"ok": False, "error": "run r7 still has 1 live attempts"}
+    stage.take(stage.side.keeper_reply(stage.now, frame["id"], refusal))
+    stage.now = stage.side.deadline()
+    stage.take(stage.side.tick(stage.now))
+    again = stage.sent("end_run")[-1]
+    assert len(stage.sent("end_run")) == 2
+    stage.take(stage.side.keeper_reply(stage.now, again["id"], {"ok": True}))
+    stage.take(stage.side.keeper_connected(stage.now, "k1", 1, [], set()))
+    assert stage.hellos[-1].runs == []
+    stage.take(stage.side.tick(stage.now + 100))
+    assert len(stage.sent("end_run")) == 2

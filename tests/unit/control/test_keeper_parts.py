@@ -9,6 +9,7 @@ from argosy.control.keeper.arenas import ArenaError, Arenas, Blobs
 from argosy.control.keeper.attempts import OrderError, command_line, make_attempt
 from argosy.control.keeper.children import read_report
 from argosy.control.keeper.containment import Group, find_containment
+from argosy.control.keeper.ends import Ends
 from argosy.control.keeper.environment import open_log, read_regular
 from argosy.control.keeper.loop import READ, Loop
 from argosy.control.keeper.ports import PortError, Reservations
@@ -180,3 +181,27 @@ def test_a_service_that_ends_quickly_by_itself_waits_longer_each_time_and_a_kill
     assert pauses[-1] == pauses[-2] <= 10.0
     assert next_pause(pauses[-1], 0.1, is_killed=True) == 0.0
     assert next_pause(pauses[-1], 60.0, is_killed=False) == 0.0
+
+
+def end(attempt, generation, rank):
+    frame = {"type": "peer", "attempt": attempt, "rank": rank, "index": 0, "code": 0}
+    return {**frame, "generation": generation, "places": [], "signal": None}
+
+
+def test_ends_are_kept_while_somebody_could_wait_for_them_and_survive_a_new_program():
+    ends = Ends()
+    ends.remember("r", "a", end("r.a.0.0", 1, 0), 1)
+    ends.remember("r", "b", end("r.b.0.0", 1, 0), 1)
+    ends.remember("r", "a", end("r.a.9.0", 1, None), 1)
+    ends.remember("r", "a", end("r.a.1.0", 2, 1), 1)
+    assert [frame["attempt"] for frame in ends.since("r", "a", 1)] == ["r.a.0.0", "r.a.1.0"]
+    assert ends.give_place("r.a.1.0", 2, 3) is None
+    assert ends.give_place("r.a.0.0", 3, 0)["places"] == [[1, 0]]
+    successor = Ends()
+    successor.take_state(ends.to_state())
+    assert successor.since("r", "a", 3) == ends.since("r", "a", 3) != []
+    ends.remember("r", "a", end("r.a.2.0", 3, 2), 3)
+    assert [frame["attempt"] for frame in ends.since("r", "a", 0)] == ["r.a.0.0", "r.a.2.0"]
+    assert ends.role_of("r.a.1.0") is None
+    ends.run_ended("r")
+    assert (ends.since("r", "a", 0), ends.role_of("r.b.0.0")) == ([], None)

@@ -41,6 +41,10 @@ class Attempt:
     token: str = ""
     is_helper: bool = False
     """A store's host: the keeper's own errand, unknown to the agent."""
+    is_guest: bool = False
+    """A command beside a process: it has its environment and is no member of its gang."""
+    reform: dict[str, Any] | None = None
+    """the newest generation that it was told"""
 
     state: str = "starting"
     """starting, running, parked, exiting, exited"""
@@ -81,6 +85,11 @@ class Attempt:
     def is_live(self) -> bool:
         """Not known to have ended."""
         return self.state in ("starting", "running", "parked")
+
+    @property
+    def is_member(self) -> bool:
+        """Its end concerns the others of its role."""
+        return not self.is_helper and not self.is_guest
 
     @property
     def has_process(self) -> bool:
@@ -141,6 +150,7 @@ def make_attempt(order: Any) -> Attempt:
         generation=order.get("generation") or 0,
         rank=_rank_of(order.get("env", {})),
         token=str(order.get("token", "")),
+        is_guest=bool(order.get("join")),
     )
 
 

@@ -16,7 +16,9 @@ from argosy.control.keeper.attempts import Attempt, close_fd
 from argosy.control.keeper.census import describe, look_at_all
 from argosy.control.keeper.children import read_report
 from argosy.control.keeper.containment import Group, remove_tree
+from argosy.control.keeper.ends import frame_of, oldest_generation
 from argosy.control.keeper.environment import read_regular
+from argosy.control.keeper.frames import Message
 from argosy.control.keeper.kernel import send_signal
 from argosy.control.keeper.loop import READ, URGENT
 from argosy.control.keeper.outbox import bounded_error
@@ -76,22 +78,30 @@ class Exits:
 
     def tell_peers(self, attempt: Attempt) -> None:
         """The first thing after a death: before sweep, disk or agent."""
-        code, number = attempt.status
-        frame = {
-            "type": "peer",
-            "attempt": attempt.attempt,
-            "rank": attempt.rank,
-            "index": attempt.index,
-            "generation": attempt.generation,
-            "places": attempt.places,
-            "code": code,
-            "signal": number,
-        }
-        if attempt.is_helper:
+        if not attempt.is_member:
             return
+        frame = frame_of(attempt)
+        self._send_peers(attempt.run, attempt.role, frame)
+        living = self.keeper.live_of(attempt.run, attempt.role)
+        oldest = [oldest_generation(peer) for peer in living if peer.rank is not None]
+        self.keeper.ends.remember(
+            attempt.run, attempt.role, frame, min(oldest, default=attempt.generation)
+        )
+
+    def tell_late_place(self, attempt: str, generation: int, rank: int) -> bool:
+        """A member of a new generation had ended before it could be told; its peers must not wait for it. False: not known."""
+        role = self.keeper.ends.role_of(attempt)
+        if role is None:
+            return False
+        frame = self.keeper.ends.give_place(attempt, generation, rank)
+        if frame is not None:
+            self._send_peers(*role, frame)
+        return True
+
+    def _send_peers(self, run: str, role: str, frame: Message) -> None:
         for peer in self.keeper.attempts.values():
-            if peer.links and peer.role == attempt.role and peer.run == attempt.run:
-                if peer is attempt:
+            if peer.links and peer.role == role and peer.run == run:
+                if peer.attempt == frame["attempt"]:
                     continue
                 for link in list(peer.links):
                     link.send(frame)
@@ -102,6 +112,7 @@ class Exits:
         attempt.has_failed_to_start = True
         attempt.status = (None, attempt.doom or None)
         attempt.seen_at = time.time()
+        self.tell_peers(attempt)
         attempt.gate = close_fd(attempt.gate)
         attempt.report = close_fd(attempt.report)
         self._conclude(attempt, None)

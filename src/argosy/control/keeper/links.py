@@ -13,6 +13,7 @@ from typing import Any
 
 from argosy.control.keeper.arenas import Arena, ArenaError
 from argosy.control.keeper.attempts import Attempt
+from argosy.control.keeper.ends import oldest_generation
 from argosy.control.keeper.frames import MOST_AGENT_BYTES, VERSION, Connection, Message, encode
 from argosy.control.keeper.loop import READ, log, log_exception
 from argosy.control.keeper.outbox import bounded_text
@@ -159,6 +160,15 @@ class Links:
             return
         self._welcome(connection)
         self.adopt_worker(connection, attempt)
+        self._catch_up(connection, attempt)
+
+    def _catch_up(self, connection: Connection, attempt: Attempt) -> None:
+        """What was told before this link was there: it may be the process's first, or the next after a break."""
+        oldest = oldest_generation(attempt)
+        for frame in self.keeper.ends.since(attempt.run, attempt.role, oldest):
+            connection.send(frame)
+        if attempt.reform is not None:
+            connection.send({"type": "told", "message": attempt.reform})
 
     def adopt_worker(self, connection: Connection, attempt: Attempt) -> None:
         """This connection is a link of that attempt from now on."""

@@ -30,7 +30,7 @@ class Outbox:
         self.send: Callable[[dict[str, Any]], None] | None = None
         """Set while an agent is connected."""
         self._waiting: dict[int, dict[str, Any]] = {}
-        self._links: dict[str, deque[int]] = {}
+        self._links: dict[tuple[str, bool], deque[int]] = {}
         self._notes: deque[int] = deque()
         self._is_disk_failing = False
 
@@ -43,8 +43,9 @@ class Outbox:
         if kind == "exited":
             self._record(number, event)
         elif kind == "link":
-            self._bound(self._links.setdefault(event["attempt"], deque()), _MOST_LINKS_PER_ATTEMPT)
-            self._links[event["attempt"]].append(number)
+            said = self._links.setdefault(_links_key(event), deque())
+            self._bound(said, _MOST_LINKS_PER_ATTEMPT)
+            said.append(number)
         elif kind == "note":
             self._bound(self._notes, _MOST_NOTES)
             self._notes.append(number)
@@ -77,7 +78,8 @@ class Outbox:
                 if was:
                     self.records.remove_exit(was[0], was[1])
                 ended.append(event["attempt"])
-                self._links.pop(event["attempt"], None)
+                for is_step in (False, True):
+                    self._links.pop((event["attempt"], is_step), None)
         return ended
 
     def adopt(self, keeper: str, number: int, event: dict[str, Any]) -> None:
@@ -105,7 +107,7 @@ class Outbox:
         for number, event in state["waiting"]:
             self._waiting[number] = event
             if event["event"] == "link":
-                self._links.setdefault(event["attempt"], deque()).append(number)
+                self._links.setdefault(_links_key(event), deque()).append(number)
             elif event["event"] == "note":
                 self._notes.append(number)
 
@@ -125,6 +127,12 @@ class Outbox:
         elif not self._is_disk_failing:
             self._is_disk_failing = True
             self.note(f"an exit record could not be written ({self.records.last_error})")
+
+
+def _links_key(event: dict[str, Any]) -> tuple[str, bool]:
+    """Steps are many and only the newest matters: they must not drive out what is said once."""
+    message = event.get("message")
+    return event["attempt"], isinstance(message, dict) and message.get("say") == "step"
 
 
 def bounded_text(text: str, most_bytes: int = MOST_ERROR_BYTES) -> str:

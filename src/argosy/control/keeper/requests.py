@@ -15,6 +15,7 @@ from typing import Any
 
 from argosy.control.keeper.arenas import ArenaError
 from argosy.control.keeper.attempts import Attempt, OrderError
+from argosy.control.keeper.ends import MOST_PLACES
 from argosy.control.keeper.exits import Exits
 from argosy.control.keeper.frames import Connection, Message
 from argosy.control.keeper.loop import log_exception
@@ -24,7 +25,6 @@ from argosy.control.keeper.state import Keeper
 from argosy.control.keeper.zygotes import SpecError
 
 _SHUTDOWN_GRACE_SECONDS = 2.0
-_MOST_PLACES = 16
 
 Reply = dict[str, Any]
 
@@ -169,20 +169,24 @@ class Requests:
             self.keeper.forget(name)
 
     def _tell(self, message: Message) -> None:
-        attempt = self._attempt(message)
         told = message.get("message")
         if not isinstance(told, dict):
             raise OrderError("tell: message is no object")
+        generation, rank = told.get("generation"), told.get("rank")
+        is_place = isinstance(generation, int) and isinstance(rank, int)
+        is_reform = told.get("tell") == "reform" and is_place
+        name = str(message.get("attempt"))
+        if is_reform and self.exits.tell_late_place(name, int(generation or 0), int(rank or 0)):
+            return
+        attempt = self._attempt(message)
         if not attempt.links:
             raise OrderError(f"attempt {attempt.attempt} has no link")
-        if told.get("tell") == "reform" and isinstance(told.get("generation"), int):
-            if attempt.rank is not None and attempt.generation != told["generation"]:
-                attempt.places = [*attempt.places, [attempt.generation, attempt.rank]][
-                    -_MOST_PLACES:
-                ]
-            attempt.generation = told["generation"]
-            if isinstance(told.get("rank"), int):
-                attempt.rank = told["rank"]
+        if is_reform:
+            if attempt.rank is not None and attempt.generation != generation:
+                place = [attempt.generation, attempt.rank]
+                attempt.places = [*attempt.places, place][-MOST_PLACES:]
+            attempt.generation, attempt.rank = int(generation or 0), int(rank or 0)
+            attempt.reform = told
         for link in list(attempt.links):
             link.send({"type": "told", "message": told})
 
@@ -216,6 +220,7 @@ class Requests:
             names = ", ".join(attempt.attempt for attempt in live[:5])
             raise OrderError(f"run {run} still has {len(live)} live attempts: {names}")
         self.starts.stores.run_ended(run)
+        self.keeper.ends.run_ended(run)
         self.keeper.ports.release(run)
         return {"arenas": self.keeper.arenas.run_ended(run)}
 

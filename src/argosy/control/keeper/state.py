@@ -16,6 +16,7 @@ from argosy.control.keeper.arenas import Arenas, Blobs
 from argosy.control.keeper.attempts import Attempt
 from argosy.control.keeper.census import cluster_key, look_at, make_mark
 from argosy.control.keeper.containment import Containment
+from argosy.control.keeper.ends import Ends
 from argosy.control.keeper.frames import Connection
 from argosy.control.keeper.loop import Loop
 from argosy.control.keeper.outbox import Outbox
@@ -52,6 +53,7 @@ class Keeper:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     ended: OrderedDict[str, None] = field(default_factory=OrderedDict)
     """Attempts that are over and acknowledged: never started again by a late duplicate."""
+    ends: Ends = field(default_factory=Ends)
     listeners: dict[str, socket.socket] = field(default_factory=dict)
     agent: Connection | None = None
     services: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -37,6 +37,8 @@ _PLAIN = [
     "places",
     "token",
     "is_helper",
+    "is_guest",
+    "reform",
     "state",
     "how",
     "note",
@@ -181,6 +183,7 @@ class Upgrade:
             "services": self.services.to_state() if self.services is not None else None,
             "attempts": attempts,
             "ended": list(keeper.ended),
+            "ends": keeper.ends.to_state(),
             "agent": agent,
         }
 
@@ -212,6 +215,7 @@ def read_state(fd: int) -> Message:
 def take_attempts(keeper: Keeper, links: Links, starts: Starts, state: Message) -> None:
     """Go on with every attempt of the predecessor."""
     keeper.ended.update(dict.fromkeys(state["ended"]))
+    keeper.ends.take_state(state.get("ends", []))
     for saved in state["attempts"]:
         attempt = Attempt(saved["order"], **{name: saved[name] for name in _PLAIN if name in saved})
         keeper.attempts[attempt.attempt] = attempt
