@@ -33,6 +33,10 @@ class DataError(ArgosyError):
     exit_code = 65
 
 
+class CheckpointDamaged(DataError):
+    """A checkpoint is not what it says it is: names the checkpoint, the file and the tensors in it."""
+
+
 class NotFoundError(ArgosyError):
     """No such run, role or process."""
 

@@ -1,0 +1,27 @@
+"""State at rest: checkpoints that are never torn, checked to the last byte, and load into any layout.
+
+Public names are loaded when they are first used: importing this package imports neither torch nor its own modules.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_PUBLIC = {
+    "Checkpointer": "checkpointer",
+    "Opened": "opened",
+    "PerRank": "registry",
+    "Rules": "loading",
+}
+
+__all__ = ["Checkpointer", "Opened", "PerRank", "Rules"]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'argosy.checkpoint' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"argosy.checkpoint.{_PUBLIC[name]}"), name)

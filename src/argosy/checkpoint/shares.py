@@ -1,0 +1,150 @@
+"""Who writes what: every block of every file to a process that holds all of it, and otherwise its fragments to processes that do.
+
+Every process computes the same shares from the same image and the same holders. Replicas share the work: a block goes to the holder that has
+least to write so far. Pure; the block writer carries duties out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from argosy.checkpoint.layouts import FileImage, Image, Slot
+from argosy.checkpoint.ranges import boxes_of_range
+from argosy.checkpoint.tables import BLOCK_BYTES
+from argosy.move.boxes import Box
+from argosy.move.overlaps import NotCovered
+
+HEADER = -1
+"""Number of the fragment that is the file's header."""
+
+Holders = Mapping[str, Mapping[int, Sequence[Box]]]
+"""tensor → rank → boxes that the rank holds."""
+
+
+class Fragment(msgspec.Struct, frozen=True, array_like=True):
+    """A box of a slot (by its number in the file), within the duty's block."""
+
+    slot: int
+    box: Box
+
+
+class Duty(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes [start, stop) of a file, one block: all of them, or the fragments that this process adds."""
+
+    file: int
+    start: int
+    stop: int
+    fragments: tuple[Fragment, ...] | None = None
+
+
+def plan_shares(image: Image, holders: Holders, ranks: Sequence[int]) -> dict[int, list[Duty]]:
+    """Duties by rank; NotCovered names a tensor of which nobody holds a part."""
+    load = dict.fromkeys(ranks, 0)
+    shares: dict[int, list[Duty]] = {rank: [] for rank in ranks}
+    for number, file in enumerate(image.files):
+        whole = {slot.name: _whole_holders(slot, holders) for slot in file.slots}
+        first = 0
+        for start in range(0, file.size, BLOCK_BYTES):
+            stop = min(file.size, start + BLOCK_BYTES)
+            while first < len(file.slots) and file.slots[first].stop <= start:
+                first += 1
+            inside = _slots_inside(file, first, stop)
+            able = _able(file, inside, (start, stop), whole, holders, set(ranks))
+            if able:
+                rank = min(able, key=lambda one: (load[one], one))
+                shares[rank].append(Duty(number, start, stop))
+                load[rank] += stop - start
+                continue
+            parts = _fragments(file, inside, (start, stop), holders, load)
+            for rank, fragments in sorted(parts.items()):
+                shares[rank].append(Duty(number, start, stop, tuple(fragments)))
+    return shares
+
+
+def block_range(slot: Slot, start: int, stop: int) -> tuple[int, int]:
+    """Elements of a slot that lie in bytes [start, stop) of its file."""
+    low, high = max(start, slot.offset), min(stop, slot.stop)
+    if low >= high:
+        return 0, 0
+    return (low - slot.offset) // slot.item_bytes, (high - slot.offset) // slot.item_bytes
+
+
+def _slots_inside(file: FileImage, first: int, stop: int) -> list[int]:
+    found = []
+    for place in range(first, len(file.slots)):
+        if file.slots[place].offset >= stop:
+            break
+        if file.slots[place].num_bytes:
+            found.append(place)
+    return found
+
+
+def _whole_holders(slot: Slot, holders: Holders) -> frozenset[int]:
+    if not slot.num_bytes:
+        return frozenset()
+    boxes = boxes_of_range(slot.shape, 0, slot.num_bytes // slot.item_bytes)
+    return frozenset(r for r, held in holders.get(slot.name, {}).items() if _has(held, boxes))
+
+
+def _has(held: Sequence[Box], wanted: list[Box]) -> bool:
+    """Whether the boxes are all within the held ones."""
+    rest = wanted
+    for box in held:
+        rest = [piece for one in rest for piece in one.subtract(box)]
+        if not rest:
+            return True
+    return not rest
+
+
+def _able(
+    file: FileImage,
+    inside: list[int],
+    block: tuple[int, int],
+    whole: Mapping[str, frozenset[int]],
+    holders: Holders,
+    ranks: set[int],
+) -> set[int]:
+    """Ranks that hold every byte of a block; the header is known to all."""
+    able = ranks
+    for place in inside:
+        slot = file.slots[place]
+        have = whole[slot.name] & able
+        others = able - have
+        if others:
+            boxes = boxes_of_range(slot.shape, *block_range(slot, *block))
+            held = holders.get(slot.name, {})
+            have |= {rank for rank in others if rank in held and _has(held[rank], boxes)}
+        able = set(have)
+        if not able:
+            break
+    return able
+
+
+def _fragments(
+    file: FileImage,
+    inside: list[int],
+    block: tuple[int, int],
+    holders: Holders,
+    load: dict[int, int],
+) -> dict[int, list[Fragment]]:
+    found: dict[int, list[Fragment]] = {}
+    if block[0] < len(file.header):
+        size = min(len(file.header), block[1]) - block[0]
+        rank = min(load)
+        found[rank] = [Fragment(HEADER, Box((block[0],), (size,)))]
+    for place in inside:
+        slot = file.slots[place]
+        rest = boxes_of_range(slot.shape, *block_range(slot, *block))
+        held = holders.get(slot.name, {})
+        for rank in sorted(held, key=lambda one: (load[one], one)):
+            for box in held[rank]:
+                taken = [cut for one in rest if (cut := one.intersect(box)) is not None]
+                rest = [piece for one in rest for piece in one.subtract(box)]
+                if taken:
+                    found.setdefault(rank, []).extend(Fragment(place, cut) for cut in taken)
+                    load[rank] += sum(cut.volume for cut in taken) * slot.item_bytes
+        if rest:
+            raise NotCovered(slot.name, rest[0])
+    return found
