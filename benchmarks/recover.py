@@ -89,11 +89,7 @@ def kills(
         cluster.up()
         recorded = Recorded(cluster, out, GANG, **task)
         for number in range(trials):
-            pids = recorded.wait_strength(GANG, commits=12)
-            victim = pids[chance.choice(sorted(pids))]
-            others = [pid for pid in pids.values() if pid != victim]
-            step_seconds = median_step_seconds(recorded.commits(others[0]))
-            time.sleep(chance.random() * step_seconds)
+            victim, others, step_seconds = choose_victim(recorded, chance)
             killed = time.time_ns()
             os.kill(victim, signal.SIGKILL)
             one, two = wait_until(
@@ -127,11 +123,7 @@ def hangs(task: dict[str, str], chance: random.Random, trials: int) -> dict[str,
         cluster.up()
         recorded = Recorded(cluster, out, GANG, **task)
         for number in range(trials):
-            pids = recorded.wait_strength(GANG, commits=12)
-            victim = pids[chance.choice(sorted(pids))]
-            others = [pid for pid in pids.values() if pid != victim]
-            step_seconds = median_step_seconds(recorded.commits(others[0]))
-            time.sleep(chance.random() * step_seconds)
+            victim, others, step_seconds = choose_victim(recorded, chance)
             descriptor = os.pidfd_open(victim)
             stopped = time.time_ns()
             os.kill(victim, signal.SIGSTOP)
@@ -191,6 +183,16 @@ def torchft(
             group.close()
     times[name] = found
     return {f"{name}_recover_seconds": rounded(median(found), 3)}
+
+
+def choose_victim(recorded: Recorded, chance: random.Random) -> tuple[int, list[int], float]:
+    """When all ranks are there and have settled, at a random moment of a step: one of them, the others, and the median step."""
+    pids = recorded.wait_strength(GANG, commits=12)
+    victim = pids[chance.choice(sorted(pids))]
+    others = [pid for pid in pids.values() if pid != victim]
+    step_seconds = median_step_seconds(recorded.commits(others[0]))
+    time.sleep(chance.random() * step_seconds)
+    return victim, others, step_seconds
 
 
 def commits_after(recorded: Recorded, pids: list[int], after_ns: int, count: int) -> list[int]:

@@ -32,7 +32,6 @@ from benchmarks.teams import (
     peer_versions,
     start_ours,
     start_peer,
-    start_ranks,
     start_torch,
 )
 from benchmarks.tokenfile import write_tokens
@@ -146,10 +145,10 @@ def exact(plan: Plan) -> dict[str, Any]:
 
 
 def tolerance(plan: Plan) -> dict[str, Any]:
-    """With and without what a death would need, two ranks: the trainer over the same lanes and sums, updated in place."""
-    task = plan.task("S")
-    with_it = start_ours(plan.directory, 2, **task)
-    without = start_ranks("off", ["train_unguarded.py"], plan.directory, 2, **task)
+    """With and without what a death would need, two ranks: the same trainer with recovery=False, which updates in place."""
+    with_it = start_ours(plan.directory, 2, **plan.task("S"))
+    without = start_ours(plan.directory, 2, **plan.task("S", BENCH_RECOVERY="off"))
+    without.name = "off"
     times = compare([with_it, without], plan.pairs, label="fault tolerance on and off, S")
     return compared("fault_tolerance_on_over_off", times, "off")
 

@@ -1,4 +1,4 @@
-"""Our trainer on the same task, stepping when the benchmark says so: `python train_ours.py -n RANKS`, BENCH_MODE and BENCH_LAYOUT in the environment."""
+"""Our trainer on the same task, stepping when the benchmark says so: `python train_ours.py -n RANKS`, BENCH_MODE, BENCH_LAYOUT and BENCH_RECOVERY in the environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(run: ar.Run) -> None:
         lanes=task.LANES,
         mode=os.environ.get("BENCH_MODE", "exact"),
         layout=os.environ.get("BENCH_LAYOUT", "shared"),
-        hang_seconds=3600.0,  # the other sides' turns are no hang
+        recovery=os.environ.get("BENCH_RECOVERY", "on") == "on",
     )
     baton = Baton(run.gang.rank)
     for step in trainer.steps(1 << 30):
