@@ -46,9 +46,14 @@ def read_orders(arguments: Arguments, target: Target, view: dict[str, Any]) -> l
         if name in arguments.options:
             raise ConfigError(f"--{name} is for --random", fix=f"add --random, or drop --{name}")
     order: dict[str, Any] = {"fault": chosen[0], **_victim(chosen[0], arguments.get(chosen[0]))}
+    if target.index is not None:
+        name = view["run"] + (f"/{target.role}" if target.role else "")
+        raise ConfigError(
+            "a fault names its process by rank, which is not always its index",
+            fix=f"argosy fault {name} --{chosen[0]} rank=N",
+        )
     if "rank" in order:
-        rank_of_role = target.index if target.index is not None else order["rank"]
-        order["rank"], order["role"] = rank_of_role, target.role
+        order["role"] = target.role
     for option, key in (("at_step", "step"), ("point", "point"), ("seconds", "seconds")):
         if option in arguments.options:
             order[key] = arguments.options[option]

@@ -96,7 +96,8 @@ class ClusterState:
             self.pending[fact.command] = (fact.verb, fact.target, fact.about)
             supervisor.commands[fact.command] = (fact.verb, fact.target)
         elif isinstance(fact, RunEnded) and supervisor is not None:
-            supervisor.close(event, fact)
+            for attempt in supervisor.close(event, fact):
+                self._effect_attempt(event, supervisor, attempt)
             self._effect_ended(event, supervisor, fact)
         elif isinstance(fact, RunEnded):
             # Not even its submission can be read: it is known only as one that has ended.
@@ -157,7 +158,9 @@ class ClusterState:
         else:
             verb, target, _run = self.pending.pop(fact.command, ("", "", ""))
         supervisor = self.runs.get(target.partition("/")[0])
-        if verb in ("stop", "kill", "scale") and supervisor is not None:
+        if supervisor is not None and supervisor.run in self.unreadable:
+            self._skip(event)
+        elif verb in ("stop", "kill", "scale") and supervisor is not None:
             supervisor.apply(event)
             self._dirty[supervisor.run] = None
 
@@ -193,10 +196,12 @@ class ClusterState:
         if supervisor is None:
             if isinstance(fact, Note):
                 return
-            if isinstance(fact, RunEnded) and fact.run in self.unreadable:
-                self._skip(event)
-                return
-            raise InvariantError(f"{type(fact).__name__} of the unknown run {fact.run}")
+            if not isinstance(fact, RunEnded) or fact.run not in self.unreadable:
+                raise InvariantError(f"{type(fact).__name__} of the unknown run {fact.run}")
+        if fact.run in self.unreadable:
+            self._skip(event)
+            return
+        assert supervisor is not None
         supervisor.apply(event)
         if isinstance(fact, Note):
             return
@@ -204,6 +209,14 @@ class ClusterState:
         effect = _EFFECTS.get(type(fact))
         if effect is not None:
             effect(self, event, supervisor, fact)
+
+    def _withdraw(self, supervisor: Supervisor) -> None:
+        """Take back what an admission that could not be folded has left: for the log it waits."""
+        if supervisor.run in self.queue.entries:
+            supervisor.admitted = supervisor.started_at = None
+            for role in supervisor.order:
+                for process in role.processes:
+                    process.host = ""
 
     def _effect_attempt(self, event: Event, supervisor: Supervisor, fact: Any) -> None:
         attempt = supervisor.attempts[fact.attempt]

@@ -402,18 +402,25 @@ class Coordinator(ClusterState):
             source = None
         reason = self._tell_story(now, supervisor.run, why, source)
         if supervisor.ended is None:
-            for role in supervisor.order:
-                for attempt in role.alive():
-                    self._emit(
-                        now,
-                        AttemptExited(
-                            attempt=attempt.id, run=supervisor.run, lost=True, error=reason, at=now
-                        ),
-                    )
-            self._emit(now, _failed(supervisor.run, reason))
+            try:
+                self._end_all(now, supervisor, reason)
+            except BROKEN as error:
+                # Not even its end can be folded: from here on only the end counts, as it will in a replay.
+                self.unreadable[supervisor.run] = repr(error)
+                self._emit(now, _failed(supervisor.run, reason))
         for command in list(supervisor.commands):
             self._emit(now, CommandDone(command=command, outcome=reason, about=supervisor.run))
         self._dirty.pop(supervisor.run, None)
+
+    def _end_all(self, now: float, supervisor: Supervisor, reason: str) -> None:
+        run = supervisor.run
+        for role in supervisor.order:
+            for attempt in role.alive():
+                self._emit(
+                    now,
+                    AttemptExited(attempt=attempt.id, run=run, lost=True, error=reason, at=now),
+                )
+        self._emit(now, _failed(run, reason))
 
     def _end_unknown(self, now: float, run: str, why: str) -> None:
         """End a run of which not even the submission can be read; its processes are leftovers when their host says hello."""
@@ -447,11 +454,7 @@ class Coordinator(ClusterState):
                 del self._dirty[run]
                 self._decide_run(now, self.runs[run])
             elif self._is_queue_dirty:
-                admission = self.queue.next_admission()
-                if admission is None:
-                    self._is_queue_dirty = False
-                    continue
-                self._emit(now, RunAdmitted(run=admission[0], hosts=admission[1]))
+                self._admit_next(now)
             elif not self._forget(now):
                 break
         else:
@@ -460,6 +463,27 @@ class Coordinator(ClusterState):
             return self._settle(now)
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
+
+    def _admit_next(self, now: float) -> None:
+        """Admit the best of the waiting runs, if there is room; one that cannot be placed or admitted is put aside."""
+        try:
+            admission = self.queue.next_admission()
+        except BROKEN:
+            broken = self.queue.unplaceable(BROKEN)
+            if not broken:
+                raise
+            for run, why in broken:
+                self._put_aside(now, self.runs[run], f"it cannot be placed: {why}")
+            return
+        if admission is None:
+            self._is_queue_dirty = False
+            return
+        run, hosts = admission
+        try:
+            self._emit(now, RunAdmitted(run=run, hosts=hosts))
+        except BROKEN as error:
+            self._withdraw(self.runs[run])
+            self._put_aside(now, self.runs[run], f"it cannot be admitted: {error!r}")
 
     def _tell_hosts(self, now: float) -> bool:
         """Send each host what it lacks. False: runs had to be put aside, from which more follows."""

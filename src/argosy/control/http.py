@@ -35,7 +35,7 @@ from argosy.errors import (
     NotFoundError,
     ProtocolError,
 )
-from argosy.protocol.facts import Note
+from argosy.protocol.facts import FaultInjected, Note
 from argosy.telemetry.logs import LogReader
 
 logger = logging.getLogger("argosy.http")
@@ -169,9 +169,19 @@ class HttpApi:
         faults = await self._conductor.inject(request.path_params["run"], body.faults)
         for fault in faults:
             if not fault.is_told:
-                host = "" if fault.part else self._find(fault.attempt)[1]
-                await injection.carry_out(self._conductor.links, fault, host)
+                await self._carry_out(fault)
         return _answer({"faults": faults}, 201)
+
+    async def _carry_out(self, fault: FaultInjected) -> None:
+        """Break it; what cannot be broken any more is said in the log, too, which has the fault already."""
+        try:
+            host = "" if fault.part else self._find(fault.attempt)[1]
+            await injection.carry_out(self._conductor.links, fault, host)
+        except ArgosyError as error:
+            text = f"fault {fault.number} was not carried out: {error.what}"
+            note = Note(run=fault.run, attempt=fault.attempt, level="warning", text=text)
+            self._conductor.note(note)
+            raise
 
     async def signal(self, request: Request) -> Response:
         """Signal the leader of a process."""

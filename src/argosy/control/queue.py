@@ -214,6 +214,17 @@ class Queue:
             candidates.close()
         return None
 
+    def unplaceable(self, errors: tuple[type[Exception], ...]) -> list[tuple[str, str]]:
+        """The waiting runs that cannot even be looked at, and why."""
+        found = []
+        for run, entry in self.entries.items():
+            try:
+                self.placement.place(entry.spec, is_accounted=entry.spec.queued)
+                self._is_possible(entry)
+            except errors as error:
+                found.append((run, repr(error)))
+        return found
+
     def _is_possible(self, entry: Entry) -> bool:
         version = self.placement.sizes_version
         if entry.possible[0] != version:

@@ -104,11 +104,11 @@ class RunState:
     def _fold_admitted(self, event: Event, fact: RunAdmitted) -> None:
         if self.admitted is not None:
             raise self._impossible(f"run {self.run} was admitted twice")
-        self.admitted = fact
-        self.started_at = event.at
         for name, hosts in fact.hosts.items():
             for process, host in zip(self.roles[name].processes, hosts, strict=True):
                 process.host = host
+        self.admitted = fact
+        self.started_at = event.at
 
     def _fold_ports(self, event: Event, fact: PortsReserved) -> None:
         self.ports[fact.host] = (self.keepers[fact.host], fact.ports)
@@ -248,13 +248,16 @@ class RunState:
         # Thousands of ended runs stay in memory: their stories are in the log.
         self._story = deque(list(self._story)[-3:], maxlen=STORY_LENGTH)
 
-    def close(self, event: Event, fact: RunEnded) -> None:
-        """Take the end as it is, whatever of the run could not be folded."""
+    def close(self, event: Event, fact: RunEnded) -> list[AttemptExited]:
+        """Take the end as it is, whatever of the run could not be folded; the exits that this assumes."""
+        exits = []
         for role in self.order:
             for attempt in role.alive():
                 exit = AttemptExited(attempt=attempt.id, run=self.run, lost=True, at=event.at)
                 attempt.conclude(exit, event.seq, event.at)
+                exits.append(exit)
         self.ended, self.ended_at = fact, event.at
+        return exits
 
     def _fold_accepted(self, event: Event, fact: CommandAccepted) -> None:
         self.commands[fact.command] = (fact.verb, fact.target)

@@ -75,3 +75,32 @@ def test_a_run_is_held_while_it_is_followed_and_not_longer(tmp_path, path, query
         assert not held
 
     with_run(tmp_path, test)
+
+
+def test_a_fault_that_cannot_be_carried_out_is_said_to_the_client_and_in_the_log(tmp_path):
+    async def test(conductor, application, run):
+        answers = []
+        body = b'{"faults": [{"fault": "kill", "part": "keeper"}]}'
+
+        async def receive():
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message):
+            answers.append(message)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "method": "POST",
+            "path": f"/v1/runs/{run}/faults",
+            "query_string": b"",
+            "headers": [],
+        }
+        await application(scope, receive, send)
+        assert answers[0]["status"] == 404
+        assert b"no keeper" in answers[1]["body"]
+        await conductor.wait_durable()
+        texts = [getattr(e.fact, "text", "") for e in await conductor.log.read(0, run, 100)]
+        assert any("was not carried out: there is no keeper" in text for text in texts)
+
+    with_run(tmp_path, test)

@@ -11,12 +11,13 @@ from argosy.cli.connection import Target
 from argosy.cli.fault import read_orders
 from argosy.errors import ConfigError
 
+WHOLE_RUN = Target("r1", None, None)
 VIEW = {"run": "r1", "roles": [{"role": "train", "gang": True, "count": 4}]}
 
 
-def orders(text, view=VIEW):
+def orders(text, view=VIEW, target=WHOLE_RUN):
     verb, rest = find_verb(text.split())
-    return read_orders(parse(verb, rest), Target("r1", None, None), view)
+    return read_orders(parse(verb, rest), target, view)
 
 
 def refusal(text):
@@ -60,6 +61,12 @@ def test_random_faults_are_the_same_for_the_same_words():
 )
 def test_what_cannot_be_meant_is_refused(text, what):
     assert what in refusal(text).what
+
+
+def test_an_index_is_not_taken_for_a_rank():
+    with pytest.raises(ConfigError, match="by rank") as caught:
+        orders("fault r1/train/2 --kill rank=1", target=Target("r1", "train", 2))
+    assert caught.value.fix == "argosy fault r1/train --kill rank=N"
 
 
 def test_events_of_resizes_suspicions_and_faults_are_sentences():

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from argosy.config.spec import RoleSpec
-from argosy.control import launching
+from argosy.control import launching, runstate
 from argosy.control.coordinator import Coordinator
+from argosy.control.placement import Placement
+from argosy.control.queue import Queue
 from argosy.control.supervisor import Supervisor
 from argosy.control.tally import Tally
 from argosy.errors import InvariantError
@@ -256,6 +258,67 @@ def test_a_run_of_which_no_launch_can_be_made_is_put_aside(monkeypatch):
     run = host.submit({"a": task(count=2, gang=True)}, queued=True)
     assert "a bug" in host.coordinator.runs[run].ended.reason
     check_put_aside(host, run, neighbour)
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_run_that_cannot_be_placed_or_admitted_is_put_aside_and_the_others_start(
+    monkeypatch, is_queued
+):
+    host = ScriptedHost()
+    neighbour = host.submit({"a": task()})
+    host.start()
+    place, admit = Placement.place, Queue.admit
+
+    def fail_to_place(self, spec, *, is_accounted):
+        if spec.name == "bad":
+            raise ArithmeticError("a bug")
+        return place(self, spec, is_accounted=is_accounted)
+
+    def fail_to_admit(self, run, hosts):
+        if self.entries[run].spec.name == "worse":
+            raise LookupError("another bug")
+        admit(self, run, hosts)
+
+    monkeypatch.setattr(Placement, "place", fail_to_place)
+    monkeypatch.setattr(Queue, "admit", fail_to_admit)
+    bad = host.submit({"a": task()}, name="bad", queued=is_queued)
+    worse = host.submit({"a": task()}, name="worse", queued=is_queued)
+    good = host.submit({"a": task()}, queued=is_queued)
+    assert "cannot be placed: ArithmeticError" in host.coordinator.runs[bad].ended.reason
+    assert "cannot be admitted: LookupError" in host.coordinator.runs[worse].ended.reason
+    assert host.coordinator.runs[good].admitted is not None
+    assert host.coordinator.counts == {"queued": 0, "running": 2, "ended": 2}
+    assert not host.coordinator.queue.entries
+    host.start()
+    host.exit("a.0.0", code=0)
+    monkeypatch.undo()
+    for run in (bad, worse):
+        again = replayed(host.log)
+        assert again.runs[run].ended == host.coordinator.runs[run].ended
+        assert again.runs[run].roles == host.coordinator.runs[run].roles
+    host.run = neighbour
+    host.exit("a.0.0", code=0)
+    assert replayed(host.log).memory() == host.coordinator.memory()
+    assert all(c.used_cpus == 0 for c in host.coordinator.placement.hosts.values())
+
+
+def test_a_run_whose_very_end_cannot_be_folded_is_closed_and_its_processes_are_ended(monkeypatch):
+    host, neighbour, run = with_neighbour()
+
+    def fail(self, event, fact):
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(runstate._FOLDS, AttemptExited, fail)
+        host.report("exited", "a.0.0", code=1)
+    supervisor = host.coordinator.runs[run]
+    assert "a bug" in supervisor.ended.reason
+    assert {want.state for name, want in host.wants.items() if name.startswith(run)} == {"gone"}
+    assert replayed(host.log).runs[run].ended == supervisor.ended
+    host.run = neighbour
+    host.exit("a.0.0", code=0)
+    assert host.ended.outcome == "succeeded"
+    assert all(c.used_cpus == 0 for c in host.coordinator.placement.hosts.values())
 
 
 def test_a_start_with_more_runs_than_rounds_settles(monkeypatch):
