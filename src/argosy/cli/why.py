@@ -86,7 +86,10 @@ def explain_failure(client: Client, view: dict[str, Any]) -> str:
         # The cause is evidence, not the result: without it the outcome still stands.
         pass
     head = f"{paint('argosy:', 'red')} {paint(f'run {run} failed', 'bold')}"
-    if incident is None:
+    if is_refused(events):
+        # Its own two lines are above, once; anything more would say the same again.
+        lines = [f"{head}: its program refused what it was given (exit code {view['exit_code']})"]
+    elif incident is None:
         lines = [f"{head}: {view.get('reason') or 'no cause is known'}"]
         if any(event["fact"]["kind"] == "run.ports_refused" for event in events):
             lines.append("  fix: end who uses the port (`ss -ltnp`), or say 0 for any free one")
@@ -98,6 +101,14 @@ def explain_failure(client: Client, view: dict[str, Any]) -> str:
             lines.append(f"  outcome: {view['reason']}")
     lines.append(f"  more: argosy why {run} · argosy logs {run} · argosy events {run}")
     return "\n".join(lines) + "\n"
+
+
+def is_refused(events: list[dict[str, Any]]) -> bool:
+    """Whether the program itself ended the run over wrong input: it has said what is wrong and the fix."""
+    facts = (event["fact"] for event in events)
+    return any(
+        fact["kind"] == "run.stop_requested" and fact.get("code") is not None for fact in facts
+    )
 
 
 def read_events(controller: Controller, run: str) -> list[dict[str, Any]]:

@@ -75,8 +75,10 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
             data["pid"] = message["pid"]
         return Observed(number=number, kind="suspected", attempt=attempt, run=run, data=data)
     if says == "fail":
-        reason = {"reason": _text(message.get("reason") or "")[:MOST_REASON]}
-        return Observed(number=number, kind="gave_up", attempt=attempt, run=run, data=reason)
+        data = {"reason": _text(message.get("reason") or "")[:MOST_REASON]}
+        if _is_number(message.get("code")) and 0 < message["code"] < 256:
+            data["code"] = message["code"]
+        return Observed(number=number, kind="gave_up", attempt=attempt, run=run, data=data)
     if says == "error":
         text = {"level": "error", "text": _text(message.get("text", ""))[:MOST_TEXT]}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=text)

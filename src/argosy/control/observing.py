@@ -129,6 +129,7 @@ def _gave_up(supervisor: Supervisor, by: Attempt, data: dict[str, Any]) -> list[
             failed=True,
             cause=by.id,
             declared=True,
+            code=data.get("code"),
         )
     ]
 

@@ -223,6 +223,10 @@ class Supervisor(RunState):
             # Whoever says that the run cannot succeed may itself end in any way that was asked of it.
             is_own = cause is not None and not (stop.declared and cause.signal is not None)
             code = exit_code(cause) if cause is not None and is_own else 1
+            if stop.code is not None:
+                code = (
+                    stop.code
+                )  # however those end that are told to, and whoever is first to say it
             return self._end("failed", code, stop.reason, cause.attempt if cause else "")
         if stop is not None:
             return self._end("stopped", KILLED_CODE if stop.hard else STOPPED_CODE, stop.reason)

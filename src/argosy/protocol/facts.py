@@ -273,6 +273,8 @@ class StopRequested(Fact, frozen=True, kw_only=True, tag="run.stop_requested"):
     """with failed: the attempt that decided it"""
     declared: bool = False
     """with failed: the cause's own program said that the run cannot succeed."""
+    code: int | None = None
+    """with declared: the run's exit code, if the program named one: it refuses what it was given."""
 
 
 class RunEnded(Fact, frozen=True, kw_only=True, tag="run.ended"):

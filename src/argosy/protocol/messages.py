@@ -139,7 +139,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: str = ""
     run: str = ""
     data: dict[str, Any] = {}
-    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · hung, unready: reason · suspected (by this attempt): rank generation reason · gave_up: reason · ports: ports · ports_refused: reason · note: level text"""
+    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · hung, unready: reason · suspected (by this attempt): rank generation reason · gave_up: reason code · ports: ports · ports_refused: reason · note: level text"""
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

@@ -22,7 +22,7 @@ from argosy import __version__
 from argosy.errors import LEFT_CODE, REFUSALS, ArgosyError, ConfigError
 from argosy.native import isa
 from argosy.protocol import link as links
-from argosy.worker import births, gang, records, stops
+from argosy.worker import births, records, stops
 from argosy.worker.commandline import Options, help_text, read_options
 from argosy.worker.household import keep_house
 from argosy.worker.run import Run
@@ -204,9 +204,11 @@ def _refuse(error: ArgosyError, *, is_member: bool) -> NoReturn:
     """Two lines, and no restart: another start would say the same."""
     sys.stderr.write(f"argosy: {error}\n")
     sys.stderr.flush()
-    if is_member:
+    own = links.current() if is_member else None
+    if own is not None:
         with contextlib.suppress(ArgosyError):
-            gang.join(timeout=_FAREWELL_SECONDS).fail(error.what)
+            own.wait_welcome(timeout=_FAREWELL_SECONDS)
+            own.say({"say": "fail", "reason": error.what, "code": error.exit_code})
     sys.exit(error.exit_code)
 
 

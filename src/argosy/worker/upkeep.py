@@ -191,7 +191,9 @@ class Upkeep:
             # What a rank raised was only named when it was started again: here it is shown whole.
             last = self._last_trace.strip().rpartition("\n")[2]
             cause = self._last_trace if last and last in reason else ""
-            return self._finish(End(1, f"the run cannot succeed: {reason}", cause))
+            code = message.get("code")
+            code = code if isinstance(code, int) and 0 < code < 256 else 1
+            return self._finish(End(code, f"the run cannot succeed: {reason}", cause))
         return []
 
     def interrupted(self, number: int) -> list[Action]:

@@ -3,7 +3,7 @@
 import pytest
 
 from argosy.analyze.attempts import Attempt, error_lines
-from argosy.cli.why import is_same_error, log_tail, readable_lines
+from argosy.cli.why import explain_failure, is_same_error, log_tail, readable_lines
 
 
 @pytest.fixture
@@ -77,3 +77,16 @@ def test_the_first_line_of_a_syntax_error_is_not_said_twice(tmp_path, attempt):
     write(tmp_path, "train.1.0.err", '  File "a.py", line 1\n    def f(:\nSyntaxError: x\n')
     error = error_lines({"error": '  File "a.py", line 1\n    def f(:\nSyntaxError: x\n'})
     assert error == log_tail(str(tmp_path), attempt)[1]
+
+
+def test_a_refusal_is_not_told_again_at_the_end():
+    stop = {"kind": "run.stop_requested", "reason": "rank 0: unknown key", "failed": True}
+
+    class Events:
+        def get(self, path):
+            return {"events": [{"seq": 1, "at": 1.0, "fact": {**stop, "code": 64}}]}
+
+    view = {"run": "r1", "outcome": "failed", "exit_code": 64, "reason": "rank 0: unknown key"}
+    text = explain_failure(Events(), view)
+    assert "its program refused what it was given (exit code 64)" in text
+    assert "unknown key" not in text

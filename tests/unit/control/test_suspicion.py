@@ -144,6 +144,15 @@ def test_the_exit_code_of_one_that_gives_up_and_leaves_is_its_own():
     assert (host.ended.outcome, host.ended.exit_code) == ("failed", 3)
 
 
+def test_a_program_that_refuses_its_input_names_the_exit_code_however_the_ranks_end():
+    host = begin(count=2)
+    host.report("gave_up", "train.1.0", reason="unknown key", code=64)
+    # It was told to end before it had left by itself.
+    host.exit("train.1.0", signal=15)
+    host.exit("train.0.0", code=64)
+    assert (host.ended.outcome, host.ended.exit_code) == ("failed", 64)
+
+
 def test_a_later_word_does_not_change_why_a_run_was_given_up():
     host = begin(count=2)
     host.report("gave_up", "train.1.0", reason="first")
@@ -180,6 +189,9 @@ def test_words_of_a_worker_become_observations():
     given_up = told({"say": "fail", "reason": "x" * 10_000})
     assert given_up.kind == "gave_up"
     assert len(given_up.data["reason"]) == 8 << 10
+    assert told({"say": "fail", "code": 64}).data == {"reason": "", "code": 64}
+    for code in (0, 256, "64", None):
+        assert told({"say": "fail", "code": code}).data == {"reason": ""}
 
 
 def test_a_replacement_that_never_joins_is_suspected_although_no_peer_knows_it():

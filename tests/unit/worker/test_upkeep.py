@@ -216,6 +216,10 @@ def test_what_cannot_succeed_is_ended_with_its_reason():
     for attempt in list(world.living):
         world.exit(attempt, KILLED)
     assert world.end == End(1, "the run cannot succeed: loss is not finite")
+    world = World(1)
+    world.say(world.of(0), say="fail", reason="unknown key", code=64)
+    world.exit(world.of(0), KILLED)
+    assert world.end.code == 64
 
 
 def test_asked_to_stop_nobody_is_started_again_and_asked_twice_all_are_killed():
