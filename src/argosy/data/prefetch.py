@@ -2,13 +2,14 @@
 
 The trainer says which lanes it will want (`expect`) and takes them (`take`); what is not ready is computed at once, so prefetch changes time
 and nothing else. At most `depth` batches wait. A feed that uses the process's random generators is computed in the caller's thread:
-seeding them behind a running model would change its dropout.
+seeding them behind a running model would change its dropout. So is one whose batches take less time than two threads need to hand one over.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
@@ -16,6 +17,38 @@ from typing import Protocol, TypeAlias
 from argosy.data.batches import Batch
 
 Place: TypeAlias = tuple[int, int]
+
+QUICK_SECONDS = 0.0005
+"""A batch that takes its caller no longer than this is not worth a thread, which costs as much in switches and waits for the interpreter."""
+_FIRST_STEPS, _MOST_STEPS = 4, 1024
+
+
+class Trial:
+    """Whether batches are made ahead: for some steps they are, in the next one the caller makes them and takes the time.
+
+    While they are quick he goes on; after each trial in which they were not, twice as many steps pass before another one. Pure.
+    """
+
+    def __init__(self) -> None:
+        self._steps = self._left = _FIRST_STEPS
+        self._is_on = False
+        self._seconds, self._count = 0.0, 0
+
+    def add(self, seconds: float) -> None:
+        """The caller has made a batch, in so much time."""
+        self._seconds += seconds
+        self._count += 1
+
+    def is_ahead(self) -> bool:
+        """Asked when a step begins: whether its batches are to be made ahead."""
+        if self._is_on and self._seconds > QUICK_SECONDS * self._count:
+            self._left, self._steps = self._steps, min(2 * self._steps, _MOST_STEPS)
+        elif self._is_on:
+            self._steps = _FIRST_STEPS
+        self._is_on = self._left == 0
+        self._left = max(self._left - 1, 0)
+        self._seconds, self._count = 0.0, 0
+        return not self._is_on
 
 
 class Batches(Protocol):
@@ -32,6 +65,7 @@ class Ahead:
         self._feed = feed
         self._depth = max(0 if getattr(feed, "has_generators", False) else depth, 0)
         self._num_taken = self._num_ready = 0
+        self._trial = Trial()
         self._begin()
 
     def _begin(self) -> None:
@@ -42,6 +76,8 @@ class Ahead:
         self._ready: dict[Place, Batch | BaseException] = {}
         self._working_on: Place | None = None
         self._is_closed = False
+        self._is_idle = True
+        """Nothing is wanted, made or ready: until somebody expects something the thread has no part in this."""
         self._thread: threading.Thread | None = None
 
     def expect(self, places: Iterable[Place]) -> None:
@@ -51,14 +87,17 @@ class Ahead:
         if os.getpid() != self._pid:
             # Threads and what they held do not follow into a forked process.
             self._begin()
+        is_ahead = self._trial.is_ahead()
+        if self._is_idle and not is_ahead:
+            return
         listed = list(dict.fromkeys(places))
         with self._changed:
             self._expected = set(listed)
             for place in set(self._ready) - self._expected:
                 del self._ready[place]
-            self._wanted = deque(
-                place for place in listed if place not in self._ready and place != self._working_on
-            )
+            made = {*self._ready, self._working_on}
+            self._wanted = deque(place for place in listed if is_ahead and place not in made)
+            self._is_idle = not self._wanted and made == {None}
             if self._thread is None and self._wanted:
                 self._thread = threading.Thread(target=self._work, name="argosy-ahead", daemon=True)
                 self._thread.start()
@@ -68,7 +107,7 @@ class Ahead:
         """The batch, ready or not; raises here what was raised while it was computed."""
         place = (index, lane)
         self._num_taken += 1
-        if os.getpid() == self._pid and self._thread is not None:
+        if not self._is_idle and os.getpid() == self._pid and self._thread is not None:
             with self._changed:
                 while self._working_on == place and not self._is_closed:
                     self._changed.wait()
@@ -82,7 +121,10 @@ class Ahead:
             if done is not None:
                 self._num_ready += 1
                 return done
-        return self._feed.batch(index, lane)
+        started = time.perf_counter()
+        batch = self._feed.batch(index, lane)
+        self._trial.add(time.perf_counter() - started)
+        return batch
 
     def statistics(self) -> dict[str, int]:
         """Batches taken, how many of them had been computed ahead, and how many wait now."""

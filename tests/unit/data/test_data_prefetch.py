@@ -7,9 +7,10 @@ import time
 import pytest
 import torch
 
+from argosy.data import prefetch
 from argosy.data.batches import Batch
 from argosy.data.datasets import as_source
-from argosy.data.prefetch import Ahead
+from argosy.data.prefetch import QUICK_SECONDS, Ahead, Trial
 
 
 class Gated:
@@ -143,3 +144,43 @@ def test_feeds_that_use_generators_are_computed_by_the_taker():
             wait_ready(ahead, 0 if is_random else 1)
             ahead.take(0, 0)
         assert threads == [name]
+
+
+def steps_ahead(trial, count, seconds):
+    """Of so many steps, which were made ahead, when the caller needs `seconds` for each of two batches."""
+    found = []
+    for _ in range(count):
+        found.append(trial.is_ahead())
+        if not found[-1]:
+            trial.add(seconds)
+            trial.add(seconds)
+    return found
+
+
+def test_quick_batches_are_left_to_the_caller_after_a_trial():
+    trial = Trial()
+    assert steps_ahead(trial, 4, QUICK_SECONDS / 2) == [True] * 4
+    assert steps_ahead(trial, 50, QUICK_SECONDS / 2) == [False] * 50
+    assert steps_ahead(trial, 6, QUICK_SECONDS * 2) == [False, True, True, True, True, False]
+
+
+def test_slow_batches_are_tried_less_and_less_often():
+    trial = Trial()
+    found = steps_ahead(trial, 200, QUICK_SECONDS * 2)
+    assert [place for place, ahead in enumerate(found) if not ahead] == [4, 9, 18, 35, 68, 133]
+
+
+@pytest.mark.parametrize(("limit", "name"), [(3600.0, "MainThread"), (-1.0, "argosy-ahead")])
+def test_who_makes_a_batch_is_settled_by_its_time(monkeypatch, limit, name):
+    monkeypatch.setattr(prefetch, "QUICK_SECONDS", limit)
+    feed = Gated()
+    feed.gate.release(100)
+    with Ahead(feed, depth=2) as ahead:
+        for index in range(12):
+            ahead.expect([(each, lane) for each in (index, index + 1) for lane in (0, 1)])
+            assert [value(ahead, index, lane) for lane in (0, 1)] == [index * 10, index * 10 + 1]
+        ahead.expect([(50, 0)])
+        if limit < 0:
+            wait_ready(ahead, 1)
+        assert value(ahead, 50, 0) == 500
+    assert (50, 0, name) in feed.made
