@@ -16,7 +16,14 @@ import torch
 from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, RoundOver, TimedOut
 from argosy.move import arenas, kernels, rounds, trees
 from argosy.move.broker import Scope
-from argosy.move.gathered import Gathered, contents_of, gather
+from argosy.move.gathered import (
+    Gathered,
+    add_pages,
+    add_slots,
+    contents_of,
+    gather,
+    values_of,
+)
 from argosy.move.headers import Block, Headers
 from argosy.move.layout import Layout
 from argosy.move.rounds import NONE, Round
@@ -62,13 +69,12 @@ class SlotClaim:
 
     @property
     def flat(self) -> torch.Tensor:
-        """The whole gradient space, float32."""
+        """The whole gradient space, as float32."""
         return self._exchange.slot(self.slot)
 
     def gradient(self, name: str) -> torch.Tensor:
-        """The elements of one parameter, flat."""
-        start, stop = self._exchange.layout.span(name)
-        return self.flat[start:stop]
+        """The elements of one parameter, flat, in their own dtype."""
+        return values_of(self.flat, self._exchange.layout, name)
 
     def zero(self) -> None:
         """Set all gradients to zero; before the first lane of the block."""
@@ -305,7 +311,11 @@ class Exchange:
     def _add(self, gathered: Gathered, pages: Sequence[int], out: torch.Tensor) -> list[float]:
         inputs = [self._slots[block.slot] for block in gathered.blocks]
         bounds = [self.layout.bounds(page) for page in pages]
-        partials = kernels.reduce_pages(out, inputs, gathered.program, bounds)
+        if self.layout.double_pages:
+            doubles = [page in self.layout.double_pages for page in pages]
+            partials = add_pages(out, inputs, gathered.program, bounds, doubles)
+        else:
+            partials = kernels.reduce_pages(out, inputs, gathered.program, bounds)
         num_elements = sum(stop - start for start, stop in bounds)
         self._counts["read_bytes"] += 4 * num_elements * len(inputs)
         self._counts["pages"] += len(pages)
@@ -434,8 +444,7 @@ class Exchange:
         first, second = headers.contents([left, right])
         contents = first.plus(second)
         headers.retake(left, self.rank)
-        into, other = self._slots[left.slot], self._slots[right.slot]
-        kernels.reduce(into, [into, other])
+        add_slots(self._slots[left.slot], self._slots[right.slot], self.layout)
         parent = trees.parent_of(left.node, self.layout.num_lanes)
         headers.finish(left.slot, round, parent, contents)
         headers.invalidate(right)

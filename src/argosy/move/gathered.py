@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from argosy.errors import ConfigError
-from argosy.move import trees
+from argosy.move import kernels, slices, trees
 from argosy.move.headers import Block, Contents
 from argosy.move.layout import Layout
 from argosy.move.rounds import Round
@@ -46,13 +46,51 @@ class Claim(Protocol):
         """The whole gradient space, float32."""
 
     def gradient(self, name: str) -> torch.Tensor:
-        """The elements of one parameter, flat."""
+        """The elements of one parameter, flat, in their own dtype."""
 
     def zero(self) -> None:
         """Set all gradients to zero; before the first lane of the block."""
 
     def release(self) -> None:
         """Give the slot back without a block."""
+
+
+def values_of(flat: torch.Tensor, layout: Layout, name: str) -> torch.Tensor:
+    """The elements of one parameter in a flat space, in their own dtype."""
+    place = flat[slice(*layout.span(name))]
+    is_double = layout.parameters[layout.index_of(name)].is_double
+    return place.view(torch.float64) if is_double else place
+
+
+def add_pages(
+    out: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    program: Sequence[int],
+    bounds: Sequence[tuple[int, int]],
+    doubles: Sequence[bool],
+) -> list[float]:
+    """`kernels.reduce_pages`, where some pages are of float64."""
+    if not any(doubles):
+        return kernels.reduce_pages(out, inputs, program, bounds)
+    plain = [bound for bound, is_double in zip(bounds, doubles, strict=True) if not is_double]
+    found = iter(kernels.reduce_pages(out, inputs, program, plain))
+    wide, wide_inputs = out.view(torch.float64), [each.view(torch.float64) for each in inputs]
+    return [
+        slices.reduce_page(wide, wide_inputs, program, start // 2, stop // 2)
+        if is_double
+        else next(found)
+        for (start, stop), is_double in zip(bounds, doubles, strict=True)
+    ]
+
+
+def add_slots(into: torch.Tensor, other: torch.Tensor, layout: Layout) -> None:
+    """into += other, over all of the flat space."""
+    if not layout.double_pages:
+        kernels.reduce(into, [into, other])
+        return
+    for parameter in layout.parameters:
+        target = values_of(into, layout, parameter.name)
+        kernels.reduce(target, [target, values_of(other, layout, parameter.name)])
 
 
 def gather(

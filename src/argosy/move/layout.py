@@ -1,6 +1,6 @@
 """Where everything of an exchange lies: parameters in a flat gradient space, pages, gradient slots, words.
 
-A page is 64 Ki elements of one parameter (its last page is short); pages are numbered through all parameters. Two processes can
+A page is 64 Ki elements of one parameter, half as many of float64 (its last page is short); pages are numbered through all parameters. Two processes can
 share an exchange only when their layouts are equal: the digest stands in the shared header. Used by exchange.py and remote.py. Pure.
 """
 
@@ -32,6 +32,13 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     numel: int
+    is_double: bool = False
+    """Whether its elements are float64: each takes the place of two of float32."""
+
+    @property
+    def room(self) -> int:
+        """Elements of float32 that it takes the place of."""
+        return 2 * self.numel if self.is_double else self.numel
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -81,13 +88,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         found, start = [], 0
         for parameter in self.parameters:
             found.append(start)
-            start += _up(parameter.numel, ALIGN_ELEMENTS)
+            start += _up(parameter.room, ALIGN_ELEMENTS)
         return tuple(found)
 
     @cached_property
     def num_elements(self) -> int:
         """Length of the flat space, gaps included."""
-        return self.starts[-1] + _up(self.parameters[-1].numel, ALIGN_ELEMENTS)
+        return self.starts[-1] + _up(self.parameters[-1].room, ALIGN_ELEMENTS)
 
     @cached_property
     def first_pages(self) -> tuple[int, ...]:
@@ -133,9 +140,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return frozenset(self.indices)
 
     def span(self, name: str) -> tuple[int, int]:
-        """(start, stop) of a parameter's elements."""
+        """(start, stop) of a parameter's place in the flat space."""
         index = self.index_of(name)
-        return self.starts[index], self.starts[index] + self.parameters[index].numel
+        return self.starts[index], self.starts[index] + self.parameters[index].room
 
     def pages_of(self, name: str) -> range:
         """The pages of a parameter."""
@@ -157,6 +164,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The pages that a round of this part concerns; none for a number beyond the parts: lanes without an update."""
         return self.pages_of_parts[part] if part < len(self.pages_of_parts) else ()
 
+    @cached_property
+    def double_pages(self) -> frozenset[int]:
+        """The pages whose elements are float64."""
+        names = [parameter.name for parameter in self.parameters if parameter.is_double]
+        return frozenset(page for name in names for page in self.pages_of(name))
+
     def parameter_of(self, page: int) -> int:
         """Position of the parameter that a page belongs to."""
         if not 0 <= page < self.num_pages:
@@ -177,7 +190,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         index = self.parameter_of(page)
         offset = (page - self.first_pages[index]) * PAGE_ELEMENTS
         start = self.starts[index] + offset
-        return start, start + min(PAGE_ELEMENTS, self.parameters[index].numel - offset)
+        return start, start + min(PAGE_ELEMENTS, self.parameters[index].room - offset)
 
     def share(self, position: int, count: int) -> list[str]:
         """Whole parameters for one of `count` owners: contiguous, of about equal numbers of elements."""
@@ -186,7 +199,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         total = self.num_elements
         found = []
         for parameter, start in zip(self.parameters, self.starts, strict=True):
-            middle = start + parameter.numel / 2
+            middle = start + parameter.room / 2
             if min(count - 1, int(middle * count / total)) == position:
                 found.append(parameter.name)
         return found
@@ -317,7 +330,7 @@ def _doubled(names: list[str]) -> bool:
 
 
 def _pages(parameter: Parameter) -> int:
-    return (parameter.numel + PAGE_ELEMENTS - 1) // PAGE_ELEMENTS
+    return (parameter.room + PAGE_ELEMENTS - 1) // PAGE_ELEMENTS
 
 
 def _up(value: int, unit: int) -> int:

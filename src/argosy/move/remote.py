@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from argosy.errors import ConfigError, MismatchError, TimedOut
-from argosy.move import arenas, kernels, trees
+from argosy.move import arenas, trees
 from argosy.move.exchange import REGION, Exchange
-from argosy.move.gathered import Gathered, gather
+from argosy.move.gathered import Gathered, add_pages, gather
 from argosy.move.headers import Block, Contents
 from argosy.move.layout import Layout
 from argosy.move.rounds import Round
@@ -286,6 +286,6 @@ class RemoteExchange(Exchange):
         for index, page in enumerate(mine):
             start, stop = self.layout.bounds(page)
             inputs = [row[index] for row in rows]
-            whole = [(0, stop - start)]
-            partials += kernels.reduce_pages(out[start:stop], inputs, gathered.program, whole)
+            whole, doubles = [(0, stop - start)], [page in self.layout.double_pages]
+            partials += add_pages(out[start:stop], inputs, gathered.program, whole, doubles)
         return partials

@@ -51,7 +51,7 @@ def reduce_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor], program: Sequ
         stack: list[torch.Tensor] = []
         for entry in program:
             if entry >= 0:
-                stack.append(inputs[entry][part].to(torch.float32))
+                stack.append(inputs[entry][part].to(out.dtype))
             else:
                 right = stack.pop()
                 stack[-1] = stack[-1] + right

@@ -77,12 +77,19 @@ def changing_buffers(model: torch.nn.Module, forward: Any) -> dict[str, torch.Te
     return changed
 
 
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a parameter is updated in: float32, or float64 if it is that itself."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def make_updaters(
     optimizer: Factory | Mapping[str, Factory] | None, trained: Mapping[str, torch.nn.Parameter]
 ) -> list[Updater]:
     """The optimizers, in the order given."""
     # .data: with counters of changes of their own, so that an update does not look like a change of the weights.
-    masters = {name: torch.nn.Parameter(p.data.to(torch.float32)) for name, p in trained.items()}
+    masters = {
+        name: torch.nn.Parameter(p.data.to(master_dtype(p.dtype))) for name, p in trained.items()
+    }
     factories = dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
     updaters = [Updater(name, factory, masters) for name, factory in factories.items()]
     check_disjoint(updaters, trained)
@@ -102,10 +109,11 @@ def make_plan(
             kept[field.name].append(field)
     fields: list[Field] = []
     for name, parameter in trained.items():
-        fields.append(field_of(name, VALUE, parameter, torch.float32))
+        kind = master_dtype(parameter.dtype)
+        fields.append(field_of(name, VALUE, parameter, kind))
         fields += kept[name]
         if settings.ema is not None:
-            fields.append(field_of(name, AVERAGE, parameter, torch.float32))
+            fields.append(field_of(name, AVERAGE, parameter, kind))
     for name, buffer in buffers.items():
         fields.append(field_of(BUFFER + name, VALUE, buffer))
     names = (*trained, *(BUFFER + name for name in buffers))
@@ -114,7 +122,11 @@ def make_plan(
 
 def make_layout(plan: StatePlan, updaters: list[Updater], lanes: int, settings: Settings) -> Layout:
     """The gradient space: parameters, then buffers, which travel with the first part."""
-    sizes = {f.name: f.numel for f in plan.fields if f.key == VALUE}
+    parameters = tuple(
+        Parameter(name=field.name, numel=field.numel, is_double=field.dtype == "float64")
+        for field in plan.fields
+        if field.key == VALUE
+    )
     buffers = tuple(name for name in plan.names if name.startswith(BUFFER))
     parts: tuple[tuple[str, ...], ...] = ()
     if len(updaters) > 1:
@@ -125,7 +137,7 @@ def make_layout(plan: StatePlan, updaters: list[Updater], lanes: int, settings: 
     return Layout(
         num_lanes=lanes,
         most_ranks=settings.most_ranks,
-        parameters=tuple(Parameter(name=name, numel=size) for name, size in sizes.items()),
+        parameters=parameters,
         terms=(WHOLE, *settings.terms),
         parts=parts,
         # The last one stands for the run itself, which pins snapshots.

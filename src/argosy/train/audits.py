@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from argosy.errors import MismatchError
+from argosy.move.gathered import values_of
 from argosy.move.layout import Layout
 from argosy.move.rounds import Round
 from argosy.move.trees import Node
@@ -30,7 +31,7 @@ class PrivateClaim:
 
     def gradient(self, name: str) -> torch.Tensor:
         """The elements of one parameter."""
-        return self._flat[slice(*self._layout.span(name))]
+        return values_of(self._flat, self._layout, name)
 
     def zero(self) -> None:
         """Set all to zero."""
@@ -43,8 +44,9 @@ class PrivateClaim:
 def compare(own: torch.Tensor, published: torch.Tensor, node: Node, layout: Layout) -> None:
     """MismatchError that names the first parameter whose bits differ."""
     for parameter in layout.parameters:
-        span = slice(*layout.span(parameter.name))
-        left, right = own[span].view(torch.int32), published[span].view(torch.int32)
+        kind = torch.int64 if parameter.is_double else torch.int32
+        left = values_of(own, layout, parameter.name).view(kind)
+        right = values_of(published, layout, parameter.name).view(kind)
         if torch.equal(left, right):
             continue
         count = int((left != right).sum())

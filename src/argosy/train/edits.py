@@ -104,7 +104,8 @@ def _check_shapes(values: Values, version: Version) -> None:
     known = {f.name: f for f in version.plan.fields if f.key == VALUE and f.name in values}
     for name, value in values.items():
         field = known.get(name)
-        if field is None or tuple(value.shape) != field.shape or value.dtype != torch.float32:
+        form = (tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        if field is None or form != (field.shape, field.dtype):
             raise ConfigError(
                 f"trainer.edit() left {name!r} as {value.dtype} of {tuple(value.shape)}",
                 fix="change the values that are there in place: params[name].mul_(0.5)",

@@ -59,4 +59,4 @@ def _carry_out(fault: Fault, slot: torch.Tensor | None) -> None:
     elif fault.kind == "raise":
         raise InjectedError("this exception was asked for by `argosy fault --raise`")
     elif fault.kind == "nan" and slot is not None:
-        slot[0] = math.nan
+        slot[:2] = math.nan  # both halves, should it be of float64

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from argosy.errors import ConfigError
-from argosy.move.gathered import Claim
+from argosy.move.gathered import Claim, values_of
 from argosy.move.layout import Layout
 from argosy.train.seeds import seed_all
 
 Loss = Callable[[torch.nn.Module, Any], Any]
 Terms = dict[str, tuple[float, float]]
+_DTYPES = {False: torch.float32, True: torch.float64}
 BUFFER = "buffer:"
 WHOLE = "(whole)"
 """The term that backward began from: with its count as the denominator, or 0 where terms were divided before."""
@@ -44,8 +45,9 @@ class Lanes:
         self._seed = seed
         self._is_exact = is_exact
         self._trained = dict(trained)
-        self._direct = {n: p for n, p in trained.items() if p.dtype == torch.float32}
-        self._indirect = {n: p for n, p in trained.items() if p.dtype != torch.float32}
+        kinds = {each.name: _DTYPES[each.is_double] for each in layout.parameters}
+        self._direct = {n: p for n, p in trained.items() if p.dtype == kinds[n]}
+        self._indirect = {n: p for n, p in trained.items() if p.dtype != kinds[n]}
         self._views: dict[int, list[torch.Tensor]] = {}
         self._buffers = {
             name: buffer
@@ -210,7 +212,7 @@ class Lanes:
         if found is None:
             # .data: a counter of changes for each, by which a parameter without a gradient is told from one with zeros.
             found = [
-                flat[slice(*self._layout.span(name))].view(parameter.shape).data
+                values_of(flat, self._layout, name).view(parameter.shape).data
                 for name, parameter in self._direct.items()
             ]
             if slot is not None:

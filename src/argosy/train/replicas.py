@@ -12,6 +12,7 @@ import torch
 
 from argosy.errors import ConfigError
 from argosy.move import arenas
+from argosy.move.gathered import values_of
 from argosy.move.kernels import copy_crc32c
 from argosy.move.layout import Layout
 from argosy.train.images import Image, read
@@ -111,16 +112,15 @@ class Replica:
         for name, parameter in self._parameters.items():
             parameter.grad = None
             if name in touched:
-                span = flat[slice(*self._layout.span(name))]
-                found.append(span)
+                found.append(values_of(flat, self._layout, name))
         if found:
             torch._foreach_mul_(found, scale)
         for name in touched & self._parameters.keys():
             parameter = self._parameters[name]
-            span = flat[slice(*self._layout.span(name))].view(parameter.shape)
+            span = values_of(flat, self._layout, name).view(parameter.shape)
             parameter.grad = span.to(parameter.dtype)
         for name, value in self.values.items():
-            mean = flat[slice(*self._layout.span(name))].view(value.shape)
+            mean = values_of(flat, self._layout, name).view(value.shape)
             value.copy_(mean / self._layout.num_lanes if value.is_floating_point() else mean)
         self._show_buffers()
 

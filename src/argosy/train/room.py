@@ -24,7 +24,8 @@ def check(
     # Asked first: what others of this run take meanwhile is then counted as held.
     available = hostmemory.available_bytes() - hostmemory.MARGIN_BYTES
     count = sum(p.numel() for p in model.parameters())
-    weights = count * (2 if settings.precision == "bfloat16" else 4)
+    is_half = settings.precision == "bfloat16"
+    weights = sum(p.numel() * (2 if is_half else p.element_size()) for p in model.parameters())
     # Two versions in turn; a snapshot to go back to is a third. Without recovery one is updated in place.
     num_versions = 3 if settings.guard.policy == "rewind" else 2 if settings.recovery else 1
     state, slots = num_versions * plan.num_bytes, layout.places.total

@@ -29,7 +29,7 @@ class Settings:
     schedule: Callable[[int], float] | None = None
     """Factor of the learning rates by step."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the weights that the model computes with; masters stay float32."""
+    """Dtype of the weights that the model computes with; masters stay float32. float64 parameters have float64 masters, gradients and sums."""
     mode: Mode = "exact"
     layout: Literal["shared", "replicated"] = "shared"
     ema: float | None = None

@@ -17,7 +17,7 @@ import torch
 
 from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, PeerLost, RoundOver
 from argosy.move.exchange import Exchange
-from argosy.move.gathered import Gathered
+from argosy.move.gathered import Gathered, values_of
 from argosy.move.layout import Layout
 from argosy.move.rounds import Round
 from argosy.train import audits, ledgers, recovery
@@ -423,7 +423,7 @@ class Transaction:
         gradients: dict[str, torch.Tensor | None] = {}
         found: list[torch.Tensor] = []
         for name in names:
-            flat = self._gradients[slice(*self._layout.span(name))]
+            flat = values_of(self._gradients, self._layout, name)
             if name.startswith(BUFFER):
                 _average(old, new, name, flat, self._layout.num_lanes)
             elif name in gathered.touched:
@@ -493,7 +493,7 @@ class Transaction:
     def _names_of(self, position: int, part: int) -> list[str]:
         layout = self._layout
         names = layout.parts[part] if layout.parts else [p.name for p in layout.parameters]
-        costs = {name: layout.parameters[layout.indices[name]].numel for name in names}
+        costs = {name: layout.parameters[layout.indices[name]].room for name in names}
         return parameters_of(position, len(self.members), costs)
 
     def _pages(self, part: int) -> list[int]:

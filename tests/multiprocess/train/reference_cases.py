@@ -17,7 +17,7 @@ STEPS, LANES, CLIP = 4, 8, 0.3
 
 
 def classify(model, batch):
-    logits = model(batch.inputs)
+    logits = model(batch.inputs.to(next(model.parameters()).dtype))
     return functional.cross_entropy(logits, batch.labels, reduction="sum"), len(batch.labels)
 
 
@@ -62,8 +62,8 @@ def trainer_of(run, model=None, **given):
     )
 
 
-def against_torch(run):
-    model = make_model()
+def against_torch(run, dtype=torch.float32):
+    model = make_model().to(dtype)
     other = copy.deepcopy(model)
     trainer = trainer_of(run, model, clip=CLIP)
     norms = [step().gradient_norm for step in trainer.steps(STEPS)]
@@ -75,7 +75,57 @@ def against_torch(run):
         "norms": norms,
         "wanted": wanted,
         "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
+        "digest": trainer.digest(),
+        "dtypes": sorted({str(tensor.dtype) for tensor in trainer.parts.committed.tensors}),
     }
+
+
+def against_torch_in_double(run):
+    return against_torch(run, torch.float64)
+
+
+class Mixed(nn.Module):
+    """Parameters of both kinds, more than a page of each, statistics in double, and one that is used in another dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 6000).double()
+        self.norm = nn.BatchNorm1d(6000).double()
+        self.narrow = nn.Linear(6000, 12)
+        self.head = nn.Linear(12, 4).double()
+
+    def forward(self, inputs):
+        found = self.norm(self.wide(inputs.double()).tanh())
+        return self.head(self.narrow(found.float()).double())
+
+
+def doubles(run, **given):
+    trainer = trainer_of(run, Mixed(), ema=0.5, lanes=5, batch_size=20, **given)
+    losses = []
+    for step in trainer.steps(4):
+        if step.index == 1:
+            with trainer.edit() as params:
+                params["head.bias"].add_(1e-12)
+        losses.append(step().loss)
+    with trainer.weights("ema"):
+        found = trainer.evaluate(Numbers(256, seed=2))
+    return {"digest": trainer.digest(), "losses": losses, "found": found}
+
+
+def doubles_in_place(run):
+    return doubles(run, recovery=False)
+
+
+def halved_doubles(run):
+    """A model in double whose weights are halves: masters stay what the model was."""
+    trainer = trainer_of(run, nn.Linear(WIDTH, 4).double(), precision="bfloat16")
+    for step in trainer.steps(2):
+        step()
+    dtypes = {str(p.dtype) for p in trainer.model.parameters()}
+    masters = {
+        str(trainer.parts.committed.tensor(n).dtype) for n, _ in trainer.model.named_parameters()
+    }
+    return {"digest": trainer.digest(), "dtypes": sorted(dtypes), "masters": sorted(masters)}
 
 
 def agreements(run):

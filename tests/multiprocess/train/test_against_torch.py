@@ -14,6 +14,13 @@ def results(run_cases_together):
     return run_cases_together(
         "reference_cases.py",
         "against_torch:2",
+        "against_torch_in_double:1",
+        "against_torch_in_double:3",
+        "doubles:1",
+        "doubles:3",
+        "doubles_in_place:2",
+        "halved_doubles:1",
+        "halved_doubles:2",
         "agreements:3",
         "death_at_the_end:3",
         "kept:2",
@@ -40,6 +47,21 @@ def test_norms_and_weights_are_those_of_a_plain_loop_for_any_order_in_memory_and
     assert result["norms"] == pytest.approx(result["wanted"], rel=1e-5)
     assert result["difference"] < 1e-6
     assert "layout contract" not in found["errors"]
+
+
+def test_parameters_in_double_have_gradients_sums_and_moments_in_double(results):
+    one, three = (results[f"against_torch_in_double:{ranks}"]["result"] for ranks in (1, 3))
+    assert one["digest"] == three["digest"]
+    assert one["norms"] == pytest.approx(one["wanted"], rel=1e-13)
+    assert one["difference"] < 1e-14
+    assert one["dtypes"] == ["torch.float32", "torch.float64", "torch.int64"]
+    mixed, others, in_place = (
+        results[case]["result"] for case in ("doubles:1", "doubles:3", "doubles_in_place:2")
+    )
+    assert mixed == others == in_place
+    half, halves = (results[f"halved_doubles:{ranks}"]["result"] for ranks in (1, 2))
+    assert half == halves
+    assert (half["dtypes"], half["masters"]) == (["torch.bfloat16"], ["torch.float64"])
 
 
 def test_every_rank_has_the_same_state_and_gets_the_same_value_at_every_point_of_a_step_also_one_that_joins_in_the_middle(
