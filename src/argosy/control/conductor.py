@@ -25,6 +25,7 @@ from argosy.control.blobs import Blobs
 from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.eventlog import EventLog, run_of
 from argosy.control.evidence import Evidence
+from argosy.control.expiry import Expiry
 from argosy.control.faults import FaultOrder
 from argosy.control.home import Cluster
 from argosy.control.rundirs import make_run_directory, write_end
@@ -36,6 +37,7 @@ from argosy.protocol.facts import (
     FaultInjected,
     Note,
     RunEnded,
+    RunsForgotten,
     RunSubmitted,
 )
 from argosy.protocol.messages import FromController, Hello, Report
@@ -67,6 +69,7 @@ class Conductor:
         self.blobs = Blobs(self.tally)
         self.links = AgentLinks(self._received, self._left)
         self.evidence = Evidence(self.links, cluster.runs, self._keep_evidence)
+        self.expiry = Expiry(cluster, lambda run: run in self.coordinator.runs)
         self._began = time.monotonic()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has an exception when the log refused an event or a decision broke off: the controller must end and be started again."""
@@ -112,6 +115,8 @@ class Conductor:
             self.tally.apply(event)
             if isinstance(event.fact, AttemptSuspected):
                 self.evidence.take(self.coordinator.runs[event.fact.run], event.fact)
+            elif isinstance(event.fact, RunsForgotten):
+                self.expiry.look()
         ready = self._make_ready(outputs.events)
         if ready.done() and not self._outbox:
             self._send(outputs.messages)
@@ -260,6 +265,7 @@ class Conductor:
         if self._timer is not None:
             self._timer.cancel()
         self.evidence.close()
+        self.expiry.close()
         self.links.close()
 
     def statistics(self) -> dict[str, Any]:

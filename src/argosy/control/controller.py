@@ -61,6 +61,7 @@ class Controller:
             self._cluster, self._log, agent_wait_seconds=self._agent_wait_seconds
         )
         count = self._replay()
+        self._conductor.expiry.begin()
         control.setblocking(False)
         agents = await asyncio.start_unix_server(self._conductor.serve, sock=control)
         logger.info("replayed %d events in %.3f s", count, time.monotonic() - began)

@@ -79,6 +79,6 @@ class Retention:
             return ForgottenError(
                 f"run {run} is not known any more: of the runs that have ended, the newest "
                 f"{self.keep_ended} are kept",
-                fix=f"its files stay in {runs_directory}/{run}; end.json says how it ended",
+                fix=f"look in {runs_directory}/{run}: what is left of it; end.json says how it ended",
             )
         return NotFoundError(f"there is no run {run}", fix="`argosy ps` lists the runs")
