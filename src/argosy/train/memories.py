@@ -125,8 +125,11 @@ class Version:
         size = plan.num_bytes if over is None else plan.head_bytes
         self._arena = arenas.create(arena_name, size, scope="run")
         base = self._base = _region(self._arena, size)
-        self._flags = self._arena.at(base + plan.flags_offset, (len(plan.names),), torch.int64)
-        self._ledger = self._arena.at(base, (LEDGER_BYTES,), torch.uint8).numpy()
+        flags = self._arena.at(base + plan.flags_offset, (len(plan.names),), torch.int64)
+        self._flags = flags.numpy()
+        self._ledger = self._arena.at(base, (LEDGER_BYTES,), torch.uint8).numpy().data
+        self._parsed: tuple[bytes, dict[str, Any]] = b"", {}
+        """The ledger when it was last read, as it was written and as it was read."""
         self._index = {name: place for place, name in enumerate(plan.names)}
         self.tensors: list[torch.Tensor] = self._map() if over is None else over.tensors
         self._places = {(f.name, f.key): place for place, f in enumerate(plan.fields)}
@@ -154,12 +157,16 @@ class Version:
         """All fields of a parameter."""
         return [(self.plan.fields[i], self.tensors[i]) for i in self.plan.by_name[name]]
 
-    def copy_from(self, other: Version, name: str) -> None:
-        """All fields of a parameter, and whether its state has begun."""
+    def copy_from(self, other: Version, *names: str) -> None:
+        """All fields of some parameters, and whether their states have begun."""
         if self.tensors is not other.tensors:
-            for place in self.plan.by_name[name]:
-                self.tensors[place].copy_(other.tensors[place])
-        self.set_begun(name, other.has_begun(name))
+            places = [place for name in names for place in self.plan.by_name[name]]
+            torch._foreach_copy_(
+                [self.tensors[place] for place in places],
+                [other.tensors[place] for place in places],
+            )
+        for name in names:
+            self.set_begun(name, other.has_begun(name))
 
     def has_begun(self, name: str) -> bool:
         """Whether the optimizer has made its state of this parameter."""
@@ -167,7 +174,7 @@ class Version:
 
     def set_begun(self, name: str, value: bool) -> None:
         """Remember whether the optimizer has."""
-        self._flags[self._index[name]] = int(value)
+        self._flags[self._index[name]] = value
 
     @property
     def image(self) -> torch.Tensor | None:
@@ -185,8 +192,11 @@ class Version:
 
     @property
     def ledger(self) -> dict[str, Any]:
-        """What is committed with this version besides tensors: the step, the skip list, the user's own state."""
-        return self._read(0) or {"step": 0}
+        """What is committed with this version besides tensors: the step, the skip list, the user's own state. Not to be changed, but set."""
+        body = self._body(0)
+        if body != self._parsed[0]:
+            self._parsed = body, json.loads(body)
+        return self._parsed[1] or {"step": 0}
 
     @ledger.setter
     def ledger(self, value: dict[str, Any]) -> None:
@@ -194,18 +204,16 @@ class Version:
 
     def result(self, part: int) -> dict[str, Any]:
         """What a part of the step that made this version has come to."""
-        return self._read(LEDGER_BYTES - (part + 1) * RESULT_BYTES)
+        found: dict[str, Any] = json.loads(self._body(LEDGER_BYTES - (part + 1) * RESULT_BYTES))
+        return found
 
     def set_result(self, part: int, value: dict[str, Any]) -> None:
         """Written by one owner of the part before its pages are done."""
         self._write(LEDGER_BYTES - (part + 1) * RESULT_BYTES, RESULT_BYTES, value)
 
-    def _read(self, at: int) -> dict[str, Any]:
-        length = int.from_bytes(self._ledger[at : at + 8].tobytes(), "little")
-        if not length:
-            return {}
-        found: dict[str, Any] = json.loads(self._ledger[at + 8 : at + 8 + length].tobytes())
-        return found
+    def _body(self, at: int) -> bytes:
+        length = int.from_bytes(self._ledger[at : at + 8], "little")
+        return bytes(self._ledger[at + 8 : at + 8 + length]) or b"{}"
 
     def _write(self, at: int, room: int, value: dict[str, Any]) -> None:
         body = json.dumps(value, separators=(",", ":")).encode()
@@ -215,7 +223,7 @@ class Version:
                 fix="keep run.state small: numbers and short texts; tensors belong to the model",
             )
         packed = len(body).to_bytes(8, "little") + body
-        self._ledger[at : at + len(packed)] = memoryview(packed)
+        self._ledger[at : at + len(packed)] = packed
 
 
 class Memories:

@@ -71,6 +71,7 @@ class Updater:
         self.names = self._find_names()
         self._rates = [_rate(group) for group in self.optimizer.param_groups]
         self._bound: list[torch.nn.Parameter] = []
+        self._homes: dict[tuple[Version, str], _Home] = {}
 
     def probe(self) -> list[Field]:
         """What the optimizer keeps for each parameter, found by one step on zeros that touches nothing."""
@@ -103,8 +104,8 @@ class Updater:
         for parameter in self._bound:
             parameter.grad = None
         self._bound = [self._masters[name] for name in gradients]
+        new.copy_from(old, *gradients)
         for name, gradient in gradients.items():
-            new.copy_from(old, name)
             self._bind(new, name, gradient)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             _set_rate(group, rate, factor)
@@ -113,41 +114,30 @@ class Updater:
             self._settle(new, name)
 
     def _bind(self, version: Version, name: str, gradient: torch.Tensor | None) -> None:
-        parameter = self._masters[name]
-        parameter.data = version.tensor(name)
+        parameter, home = self._masters[name], self._home(version, name)
+        parameter.data = home.value
         parameter.grad = None if gradient is None else gradient.view(parameter.shape)
-        if not version.has_begun(name):
+        if version.has_begun(name):
+            self.optimizer.state[parameter] = home.load()
+        else:
             self.optimizer.state.pop(parameter, None)
-            return
-        self.optimizer.state[parameter] = {
-            field.key: _load(field, tensor)
-            for field, tensor in version.fields_of(name)
-            if _is_of_optimizer(field)
-        }
 
     def _settle(self, version: Version, name: str) -> None:
         """What the optimizer has put elsewhere comes into the version; mostly nothing, since it works in place."""
-        parameter = self._masters[name]
-        value = version.tensor(name)
-        if parameter.data_ptr() != value.data_ptr():
-            value.copy_(parameter.detach())
+        parameter, home = self._masters[name], self._home(version, name)
+        if parameter.data_ptr() != home.address:
+            home.value.copy_(parameter.detach())
         state = self.optimizer.state.get(parameter)
         parameter.grad = None
-        if not state:
-            return
-        known = 0
-        for field, tensor in version.fields_of(name):
-            if not _is_of_optimizer(field):
-                continue
-            known += 1
-            _store(field, tensor, state.get(field.key), name)
-        if known != len(state):
-            keys = sorted(set(state) - {f.key for f, _ in version.fields_of(name)})
-            raise ConfigError(
-                f"the optimizer began to keep {', '.join(keys)} for {name!r} after its first step",
-                fix='use layout="replicated" with this optimizer',
-            )
-        version.set_begun(name, True)
+        if state:
+            home.store(state)
+            version.set_begun(name, True)
+
+    def _home(self, version: Version, name: str) -> _Home:
+        found = self._homes.get((version, name))
+        if found is None:
+            found = self._homes[version, name] = _Home(version, name)
+        return found
 
     def _try_step(self) -> None:
         try:
@@ -184,6 +174,38 @@ class Updater:
                 found.append(name_of[id(parameter)])
         order = {name: place for place, name in enumerate(self._masters)}
         return tuple(sorted(found, key=order.__getitem__))
+
+
+class _Home:
+    """Where a version has one parameter and what the optimizer keeps for it."""
+
+    def __init__(self, version: Version, name: str) -> None:
+        self._name = name
+        self.value = version.tensor(name)
+        self.address = self.value.data_ptr()
+        self._fields = [(f, t) for f, t in version.fields_of(name) if _is_of_optimizer(f)]
+        self._tensors = {f.key: t for f, t in self._fields if f.kind == "tensor"}
+        self._has_tensors_alone = len(self._tensors) == len(self._fields)
+
+    def load(self) -> dict[str, Any]:
+        """The optimizer's state, to be changed in place."""
+        if self._has_tensors_alone:
+            return dict(self._tensors)
+        return {field.key: _load(field, tensor) for field, tensor in self._fields}
+
+    def store(self, state: Mapping[str, Any]) -> None:
+        """Bring here what lies elsewhere; ConfigError when there is more than was found at first."""
+        is_alike = self._has_tensors_alone and len(state) == len(self._tensors)
+        if is_alike and all(state.get(key) is tensor for key, tensor in self._tensors.items()):
+            return
+        for field, tensor in self._fields:
+            _store(field, tensor, state.get(field.key), self._name)
+        if len(self._fields) != len(state):
+            keys = sorted(set(state) - {field.key for field, _ in self._fields})
+            raise ConfigError(
+                f"the optimizer began to keep {', '.join(keys)} for {self._name!r} after its first step",
+                fix='use layout="replicated" with this optimizer',
+            )
 
 
 def check_disjoint(updaters: Iterable[Updater], names: Iterable[str]) -> None:
