@@ -17,6 +17,7 @@ from argosy.control.restarts import (
     severity,
     wait_seconds,
     why_given_up,
+    why_hopeless,
 )
 from argosy.protocol.facts import FailureClass, GenerationFormed
 
@@ -195,6 +196,9 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
     if cause is None or cause.failure is None or cause.exit is None:
         size = f"resized from {len(role.members)} to {len(staying)}" if role.is_resizing else ""
         return Decision(members=staying, reason=size or "started again with the rest")
+    hopeless = why_hopeless(cause.exit, _life(role, cause)) if cause.failure == "user" else ""
+    if hopeless:
+        return Decision(give_up=f"{role.name}/{cause.index} {why}; {hopeless}", cause=cause.id)
     tally = _tally(role, cause, cause.failure)
     given_up = why_given_up(role.spec, cause.failure, tally, role.is_observable)
     if given_up:

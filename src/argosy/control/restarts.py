@@ -13,10 +13,19 @@ from dataclasses import dataclass, field
 from argosy.config.spec import Backoff, Budget, Restart, RoleSpec
 from argosy.control.identity import fraction
 from argosy.protocol.facts import AttemptExited, FailureClass
-from argosy.protocol.peerloss import is_peer_loss
+from argosy.protocol.peerloss import exception_of, is_peer_loss
 
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 NOT_READY = "not ready in time"
+_HOPELESS = (
+    "SyntaxError",
+    "IndentationError",
+    "TabError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "NameError",
+)
+"""Exceptions that are a matter of the source: the same source raises them again."""
 
 
 def policy_of(role: RoleSpec) -> Restart:
@@ -144,6 +153,16 @@ def why_given_up(role: RoleSpec, failure: FailureClass, tally: Tally, is_observa
     if is_observable and limit and tally.fruitless >= limit and failure in ("user", "hang"):
         return f"{tally.fruitless} failures in a row without progress in between"
     return ""
+
+
+def why_hopeless(exit: AttemptExited, life: Life) -> str:
+    """Why another start would end in the same way, or an empty string if it may not: a program that failed before it did anything."""
+    if exit.code in (None, 0) or life.has_progressed or life.is_long:
+        return ""
+    said = exception_of(exit.error).strip().rpartition("\n")[2]
+    if said.partition(":")[0] not in _HOPELESS:
+        return ""
+    return f"another start would end in the same way: {said}"
 
 
 def wait_seconds(backoff: Backoff, row: int, *key: object) -> float:

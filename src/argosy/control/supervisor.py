@@ -22,6 +22,7 @@ from argosy.control.restarts import (
     first_cause,
     wait_seconds,
     why_given_up,
+    why_hopeless,
 )
 from argosy.control.runstate import RunState
 from argosy.protocol.facts import (
@@ -326,6 +327,9 @@ class Supervisor(RunState):
             sum(1 for at in times if at > since), process.history.row, process.history.fruitless
         )
         why = why_given_up(role.spec, attempt.failure, tally, role.is_observable)
+        if role.policy == "transient" and attempt.failure == "user" and attempt.exit is not None:
+            life = attempt.life(role.spec.backoff.most_seconds)
+            why = why or why_hopeless(attempt.exit, life)
         if not why or attempt.exit is None:
             return ""
         return f"{role.name}/{process.index} {describe(attempt.exit)}; {why}"

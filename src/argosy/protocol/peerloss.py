@@ -29,11 +29,11 @@ _WORDS = (
 
 def is_peer_loss(error: str) -> bool:
     """Whether the error (a traceback, or an error file in torch's JSON form) is that of a lost peer."""
-    text = _exception_of(error).lower()
+    text = exception_of(error).lower()
     return any(word in text for word in _WORDS)
 
 
-def _exception_of(error: str) -> str:
+def exception_of(error: str) -> str:
     """What the exception says, without the frames of its traceback."""
     text = error.strip()
     if text.startswith("{"):

@@ -134,11 +134,13 @@ class ScriptedHost:
             self.started.add(f"{self.run}.{name}")
             self.report("started", name, pid=100, how="exec")
 
-    def exit(self, attempt: str, *, code: int | None = None, signal: int | None = None) -> None:
+    def exit(
+        self, attempt: str, *, code: int | None = None, signal: int | None = None, error: str = ""
+    ) -> None:
         """An attempt ended, its tree swept, a moment after what was said before."""
         self.now += 0.001
         self.exited.add(f"{self.run}.{attempt}")
-        self.report("exited", attempt, code=code, signal=signal, at=self.now)
+        self.report("exited", attempt, code=code, signal=signal, error=error, at=self.now)
 
     def advance(self, seconds: float) -> None:
         """Let time pass; whatever becomes due is done at its time."""

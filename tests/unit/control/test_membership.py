@@ -276,3 +276,32 @@ def test_a_gang_that_makes_progress_between_failures_is_not_given_up():
         host.advance(5.0)
         host.start()
     assert host.ended is None
+
+
+SYNTAX = '  File "train.py", line 1\n    def f(:\nSyntaxError: invalid syntax (train.py, line 1)\n'
+
+
+def test_a_source_that_cannot_run_is_not_started_again():
+    host = ScriptedHost()
+    begin(host, count=2, min=1)
+    host.exit("train.1.0", code=1, error=SYNTAX)
+    host.exit("train.0.0", code=1, error=SYNTAX)
+    assert (host.ended.outcome, host.ended.exit_code) == ("failed", 1)
+    assert "would end in the same way: SyntaxError: invalid syntax" in host.ended.reason
+    assert len(host.facts(GenerationFormed)) == 1
+
+
+@pytest.mark.parametrize("reason", ["it progressed", "it lived long", "another error"])
+def test_what_may_end_in_another_way_is_started_again(reason):
+    host = ScriptedHost()
+    begin(host, count=2)
+    error = "NameError: name 'x' is not defined"
+    if reason == "it progressed":
+        host.report("progressed", "train.0.0", step=1)
+    elif reason == "it lived long":
+        host.advance(31.0)
+    else:
+        error = "RuntimeError: NameError"
+    host.exit("train.1.0", code=1, error=error)
+    host.exit("train.0.0", signal=15)
+    assert len(host.facts(GenerationFormed)) == 2
