@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {"data": "argosy.data", "models": "argosy.models", "schedules": "argosy.train.schedules"}
+_MODULES = {
+    "checkpoint": "argosy.checkpoint",
+    "data": "argosy.data",
+    "models": "argosy.models",
+    "schedules": "argosy.train.schedules",
+}
 _PUBLIC = {
     "launch": ("argosy.worker.launch", "launch"),
     "Run": ("argosy.worker.run", "Run"),
@@ -40,6 +45,7 @@ __all__ = [
     "Settings",
     "Trainer",
     "__version__",
+    "checkpoint",
     "data",
     "join",
     "launch",

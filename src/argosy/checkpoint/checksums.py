@@ -35,7 +35,12 @@ def of_chunks(address: int, num_bytes: int, chunk_bytes: int) -> Table:
     kernel = _kernel()
     starts = range(0, num_bytes, chunk_bytes)
     found = [kernel(address + at, min(chunk_bytes, num_bytes - at)) for at in starts]
-    return np.array(found, dtype=np.uint32)
+    return table_of(found)
+
+
+def table_of(crcs: list[int]) -> Table:
+    """CRCs as a table."""
+    return np.array(crcs, dtype=np.uint32)
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from argosy.checkpoint import names
 from argosy.errors import CheckpointDamaged, ConfigError
 
@@ -29,6 +31,10 @@ def encode(value: Any, store: Store, path: str = "", depth: int = 0) -> Any:
         raise ConfigError(f"{path} is nested deeper than {names.MOST_DEPTH}", fix="flatten it")
     if type(value) in _PLAIN:
         return value
+    if isinstance(value, np.generic):
+        value = value.item()
+        if type(value) in _PLAIN:
+            return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, complex):

@@ -1,0 +1,162 @@
+"""The block writer: duties become bytes on disk and checksums, in blocks of 8 MiB, several at once, past the page cache.
+
+Whole blocks go by O_DIRECT; what shares a page with another process, and a file's last bytes, go through the page cache. Runs in the process that saves
+or in the writer process: a `Source` gives the bytes, `pace` is asked before each block (rates, progress, cancellation). Leaves no half-open file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from argosy.checkpoint import checksums, directio, tables
+from argosy.checkpoint.directio import ALIGNMENT, FILES, Buffer, Files
+from argosy.checkpoint.layouts import Image
+from argosy.checkpoint.shares import Duty
+from argosy.checkpoint.sources import Source
+from argosy.checkpoint.tables import BLOCK_BYTES, Written
+
+Pace = Callable[[int], None]
+THREADS = 4
+
+
+class BlockWriter:
+    """Writes an image's files into one directory; `write` once, or several times with other duties."""
+
+    def __init__(
+        self,
+        directory: int,
+        image: Image,
+        source: Source,
+        *,
+        threads: int = THREADS,
+        pace: Pace | None = None,
+        files: Files = FILES,
+    ) -> None:
+        self._directory = directory
+        self._image = image
+        self._source = source
+        self._threads = threads
+        self._pace = pace
+        self._files = files
+        self._is_direct = directio.can_write_direct(files, directory)
+        self._local = threading.local()
+        self._failed = threading.Event()
+
+    def write(self, duties: Sequence[Duty]) -> list[Written]:
+        """Reserve, write and flush every file that a duty touches; HomeError names file and tensors of what failed."""
+        touched = sorted({duty.file for duty in duties})
+        opened: dict[int, tuple[int, int]] = {}
+        try:
+            for number in touched:
+                opened[number] = self._open(number)
+            with ThreadPoolExecutor(self._threads, thread_name_prefix="argosy-blocks") as pool:
+                running = [pool.submit(self._write_one, duty, opened[duty.file]) for duty in duties]
+                written = [one.result() for one in running]
+                for _ in pool.map(self._flush, [(number, opened[number]) for number in touched]):
+                    pass
+        finally:
+            for direct, plain in opened.values():
+                os.close(plain)
+                if direct != plain:
+                    os.close(direct)
+        return written
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether blocks go past the page cache here."""
+        return self._is_direct
+
+    def _open(self, number: int) -> tuple[int, int]:
+        """(for whole blocks, for the rest)"""
+        file = self._image.files[number]
+        flags = os.O_WRONLY | os.O_CREAT
+        try:
+            plain = self._files.open(file.name, flags, self._directory)
+            try:
+                self._files.reserve(plain, file.size)
+                if not self._is_direct:
+                    return plain, plain
+                return self._files.open(file.name, flags | os.O_DIRECT, self._directory), plain
+            except OSError:
+                os.close(plain)
+                raise
+        except OSError as failure:
+            raise directio.disk_error(failure, f"{file.name} ({file.size} bytes) cannot be made")
+
+    def _write_one(self, duty: Duty, descriptors: tuple[int, int]) -> Written:
+        file = self._image.files[duty.file]
+        if self._failed.is_set():
+            raise OSError(errno.ECANCELED, "another block failed")
+        try:
+            if self._pace is not None:
+                self._pace(duty.stop - duty.start)
+            return self._send(duty, file.name, descriptors, tables.chunk_bytes_for(file.size))
+        except OSError as failure:
+            self._failed.set()
+            inside = self._source.tensors_in(duty)
+            whose = ", ".join(inside[:3]) + (f" and {len(inside) - 3} more" if inside[3:] else "")
+            raise directio.disk_error(
+                failure, f"{file.name}, bytes {duty.start} to {duty.stop} ({whose or 'its header'})"
+            )
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _send(
+        self, duty: Duty, name: str, descriptors: tuple[int, int], chunk_bytes: int
+    ) -> Written:
+        length = duty.stop - duty.start
+        address, runs = self._source.view(duty), [(duty.start, duty.stop)]
+        if address is None:
+            block = self._block()
+            address = block.address
+            if duty.fragments is not None:
+                ctypes.memset(address, 0, length)
+            runs = self._source.fill(duty, address)
+        crcs = checksums.of_chunks(address, length, chunk_bytes)
+        crcs ^= checksums.of_zero_chunks(length, chunk_bytes)
+        memory = memoryview((ctypes.c_uint8 * length).from_address(address)).cast("B")
+        for start, stop in runs:
+            low, high = start - duty.start, stop - duty.start
+            self._send_run(descriptors, memory[low:high], start)
+        return Written(
+            file=name,
+            start=duty.start,
+            num_bytes=sum(stop - start for start, stop in runs),
+            crcs=tables.pack(crcs),
+        )
+
+    def _send_run(self, descriptors: tuple[int, int], data: memoryview, offset: int) -> None:
+        """The aligned middle directly, the edges through the page cache."""
+        direct, plain = descriptors
+        first = -offset % ALIGNMENT
+        middle = (len(data) - first) // ALIGNMENT * ALIGNMENT
+        if direct == plain or middle < ALIGNMENT:
+            directio.write_all(self._files, plain, data, offset)
+            return
+        directio.write_all(self._files, plain, data[:first], offset)
+        directio.write_all(self._files, direct, data[first : first + middle], offset + first)
+        last = first + middle
+        directio.write_all(self._files, plain, data[last:], offset + last)
+
+    def _flush(self, one: tuple[int, tuple[int, int]]) -> None:
+        number, (_, plain) = one
+        try:
+            self._files.flush(plain)
+            if not self._is_direct:
+                os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as failure:
+            name = self._image.files[number].name
+            raise directio.disk_error(failure, f"{name} cannot be flushed to the disk")
+
+    def _block(self) -> Buffer:
+        """Each thread reuses one."""
+        found: Buffer | None = getattr(self._local, "block", None)
+        if found is None:
+            found = self._local.block = Buffer(BLOCK_BYTES)
+        return found

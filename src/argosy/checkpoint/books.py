@@ -1,0 +1,98 @@
+"""What a save or a load has found so far: entries, aliases, values, and names of parameters; and what every part of a state can do.
+
+The registry hands one book to the parts of a state in turn. Reads metadata only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from argosy.checkpoint import trees
+from argosy.checkpoint.entries import Entry, entry_of
+from argosy.checkpoint.names import Kind
+from argosy.checkpoint.opened import Opened
+from argosy.move.placements import Pieces, buffers
+
+
+class Book:
+    """What a save or a load has found so far."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.entries: list[Entry] = []
+        self.aliases: dict[str, str] = {}
+        self.values: dict[str, Any] = {}
+        self.read: set[str] = set()
+        """Names of tensors that were read before the rest."""
+        self.parameters: dict[int, str] = {}
+        """Names of parameters by identity, for optimizers."""
+        self._places: dict[tuple[Any, ...], str] = {}
+
+    def add(
+        self, name: str, value: torch.Tensor | Pieces, kind: Kind, *, is_destination: bool = False
+    ) -> None:
+        """A tensor; one that is the very memory of another becomes its alias."""
+        place = _place_of(value)
+        if place is not None:
+            first = self._places.setdefault(place, name)
+            if first != name:
+                self.aliases[name] = first
+                return
+        self.entries.append(entry_of(name, value, kind, is_destination=is_destination))
+
+    def store(self, path: str, value: Any, kind: Kind = "extra") -> dict[str, Any] | None:
+        """A leaf of a tree that is kept as a tensor."""
+        if isinstance(value, (torch.Tensor, Pieces)):
+            self.add(path, value, kind)
+            return {"$tensor": self.aliases.get(path, path)}
+        if isinstance(value, np.ndarray) and value.dtype.kind in "buif":
+            self.add(path, torch.from_numpy(np.ascontiguousarray(value)), kind)
+            return {"$tensor": path}
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            data = np.frombuffer(bytes(value), dtype=np.uint8).copy()
+            self.add(path, torch.from_numpy(data), kind)
+            return {"$bytes": path}
+        return None
+
+
+class Part(Protocol):
+    """One key of the state."""
+
+    def gather(self, book: Book) -> None:
+        """Say what there is to save."""
+
+    def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
+        """Say what is to be filled, making room where there is none yet."""
+
+    def finish(self) -> Any:
+        """Take over what has been read; what the caller gets to see of it."""
+
+
+def decoded(tree: Any, book: Book, opened: Opened) -> Any:
+    """A tree's value with room for its tensors; bytes are small and read at once."""
+
+    def fetch(word: str, name: str) -> Any:
+        record = opened.record(name)
+        if word == "$bytes":
+            book.read.add(name)
+            return opened.tensor(name).read().numpy().tobytes()
+        lazy = opened.tensor(name)
+        room = torch.empty(lazy.shape, dtype=lazy.dtype)
+        book.add(name, room, record.kind, is_destination=True)
+        return room
+
+    return trees.decode(tree, fetch)
+
+
+def _place_of(value: torch.Tensor | Pieces) -> tuple[Any, ...] | None:
+    """Equal for tensors that are the same elements of the same memory."""
+    if isinstance(value, Pieces) or not value.numel() or value.layout != torch.strided:
+        return None
+    (local,) = buffers(value)
+    if not local.numel() or local.device.type == "meta":
+        return None
+    shape, strides = tuple(local.shape), local.stride()
+    return local.data_ptr(), local.dtype, shape, strides, tuple(value.shape), str(local.device)

@@ -1,0 +1,172 @@
+"""The store on disk: its lock, staging directories, the commit, deletion and sweeping.
+
+The order of flushes and renames that makes a save appear whole or not at all is here and nowhere else. No torch; called by the checkpointer and
+by the writer process. Never touches a `step-…` directory but to make it appear or, when told, to remove it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+from pathlib import Path
+
+from argosy.checkpoint import checksums, directio, names, tables
+from argosy.checkpoint.directio import FILES, Files
+from argosy.checkpoint.manifests import FileRecord
+from argosy.checkpoint.names import Kind
+from argosy.errors import ConfigError, HomeError
+
+
+class Store:
+    """A directory of checkpoints, opened for saving."""
+
+    def __init__(self, path: Path, *, files: Files = FILES) -> None:
+        self.path = path
+        self._files = files
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as failure:
+            raise directio.disk_error(failure, f"the checkpoint directory {path} cannot be used")
+        self._lock: int | None = None
+
+    def lock(self, owner: str = "") -> None:
+        """Be the one session that saves here; ConfigError names the other. The kernel frees it when the process ends."""
+        if self._lock is not None:
+            return
+        try:
+            found = self._files.open(names.LOCK, os.O_RDWR | os.O_CREAT, self.fd)
+        except OSError as failure:
+            raise directio.disk_error(failure, f"{self.path / names.LOCK} cannot be made")
+        try:
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(found, 4096, 0).decode(errors="replace").strip() or "another process"
+            os.close(found)
+            raise ConfigError(
+                f"{self.path} is being saved into by {holder}",
+                fix="give each run a checkpoint directory of its own, or end the other run",
+            )
+        said = {"pid": os.getpid(), "host": socket.gethostname(), "run": owner}
+        os.ftruncate(found, 0)
+        os.pwrite(found, json.dumps(said).encode(), 0)
+        self._lock = found
+
+    def stage(self, step: int, nonce: str | None = None) -> Staging:
+        """A new staging directory; with a nonce, the one that all ranks of a save share."""
+        name = names.staging_name(step, nonce or secrets.token_hex(6))
+        if (self.path / names.step_name(step)).exists():
+            raise ConfigError(
+                f"{self.path / names.step_name(step)} exists: a checkpoint is never overwritten",
+                fix="save another step, or remove that checkpoint first",
+            )
+        try:
+            os.mkdir(name, 0o755, dir_fd=self.fd)
+        except FileExistsError:
+            if nonce is None:
+                raise
+        except OSError as failure:
+            raise directio.disk_error(failure, f"{self.path / name} cannot be made")
+        return Staging(self, step, name, self._files)
+
+    def remove(self, step: int) -> None:
+        """Delete a checkpoint: first its name, then its files, so that a crash leaves nothing that looks like one."""
+        gone = names.removed_name(step, secrets.token_hex(6))
+        try:
+            self._files.rename(names.step_name(step), gone, self.fd)
+            self._files.flush_directory(self.fd)
+        except OSError as failure:
+            raise directio.disk_error(failure, f"step {step} of {self.path} cannot be removed")
+        shutil.rmtree(self.path / gone, ignore_errors=True)
+
+    def sweep(self) -> list[str]:
+        """Remove what earlier sessions left half done; only the holder of the lock may."""
+        if self._lock is None:
+            raise ConfigError(f"{self.path} is not locked", fix="lock it before sweeping")
+        left = [name for name in os.listdir(self.fd) if names.leftover_of(name)]
+        for name in left:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        return left
+
+    def close(self) -> None:
+        """Give the lock and the directory back."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Staging:
+    """A save that is under way: files are put in, then it is committed or abandoned."""
+
+    def __init__(self, store: Store, step: int, name: str, files: Files) -> None:
+        self.store = store
+        self.step = step
+        self.name = name
+        self.path = store.path / name
+        self.final = names.step_name(step)
+        self._files = files
+        self.fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=store.fd)
+
+    def write_file(self, name: str, data: bytes, kind: Kind) -> FileRecord:
+        """A small file, whole and flushed; its record."""
+        self._put(name, data)
+        chunk = tables.chunk_bytes_for(len(data))
+        array = memoryview(data)
+        starts = range(0, len(data), chunk)
+        table = [checksums.of_bytes(array[at : at + chunk]) for at in starts]
+        packed = tables.pack(checksums.table_of(table))
+        return FileRecord(kind=kind, size=len(data), chunk_bytes=chunk, crc32c=packed)
+
+    def commit(self, manifest: bytes, signature: bytes | None = None) -> Path:
+        """Make it a checkpoint. When this returns it survives loss of power."""
+        try:
+            self._files.flush_directory(self.fd)
+            if signature is not None:
+                self._put(names.SIGNATURE, signature)
+            self._put(names.MANIFEST, manifest)
+            self._files.flush_directory(self.fd)
+            if (self.store.path / self.final).exists():
+                # rename() replaces an empty directory without a word.
+                raise HomeError(
+                    f"{self.store.path / self.final} has appeared meanwhile",
+                    fix="let one run save into one directory",
+                )
+            self._files.rename(self.name, self.final, self.store.fd)
+            self._files.flush_directory(self.store.fd)
+        except OSError as failure:
+            raise directio.disk_error(failure, f"step {self.step} cannot be committed")
+        self._close()
+        return self.store.path / self.final
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        self._close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def leave(self) -> None:
+        """Another process commits it: only give the descriptor back."""
+        self._close()
+
+    def _put(self, name: str, data: bytes) -> None:
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            descriptor = self._files.open(name, flags, self.fd)
+            try:
+                directio.write_all(self._files, descriptor, memoryview(data), 0)
+                self._files.flush(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as failure:
+            raise directio.disk_error(failure, f"{self.path / name} cannot be written")
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

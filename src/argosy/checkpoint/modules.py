@@ -1,0 +1,79 @@
+"""Modules in a checkpoint: parameters and persistent buffers under their own names, whatever they are wrapped in.
+
+The module under `model` keeps its plain names, so that other programs read its weights. Ties are aliases; what a module gives as extra state is a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from argosy.checkpoint import trees
+from argosy.checkpoint.books import Book, decoded
+from argosy.checkpoint.names import Kind
+from argosy.checkpoint.opened import Opened
+from argosy.move.placements import Pieces
+
+MODEL = "model"
+"""The key whose module keeps its plain names."""
+
+
+class ModuleState:
+    """Parameters and persistent buffers of a module."""
+
+    def __init__(self, key: str, module: torch.nn.Module) -> None:
+        self._key = key
+        self._prefix = "" if key == MODEL else f"{key}/"
+        self._module = unwrapped(module)
+        self._extra: Any = None
+
+    def gather(self, book: Book) -> None:
+        """Everything of state_dict(), under the module's own names."""
+        extra: dict[str, Any] = {}
+        for name, value in self._module.state_dict(keep_vars=True).items():
+            if isinstance(value, (torch.Tensor, Pieces)):
+                book.add(self._prefix + name, value, _kind_of(value))
+            else:
+                path = f"{self._key}/{name}"
+                extra[name] = trees.encode(value, book.store, path)
+        if extra:
+            book.values[self._key] = extra
+        self._name_parameters(book)
+
+    def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
+        """Its tensors are filled where they are."""
+        for name, value in self._module.state_dict(keep_vars=True).items():
+            if isinstance(value, (torch.Tensor, Pieces)):
+                book.add(self._prefix + name, value, _kind_of(value), is_destination=True)
+        if tree:
+            self._extra = {name: decoded(one, book, opened) for name, one in tree.items()}
+        self._name_parameters(book)
+
+    def finish(self) -> Any:
+        """Extra state goes back to the modules that keep some."""
+        if self._extra:
+            for name, value in self._extra.items():
+                owner, _, _ = name.rpartition(".")
+                self._module.get_submodule(owner).set_extra_state(value)
+        return self._module
+
+    def _name_parameters(self, book: Book) -> None:
+        for name, parameter in self._module.named_parameters():
+            book.parameters.setdefault(id(parameter), self._prefix + name)
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The user's own module inside data parallel and compiled ones: names must not depend on them."""
+    while True:
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), torch.nn.Module):
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module
+
+
+def _kind_of(value: torch.Tensor | Pieces) -> Kind:
+    is_frozen = isinstance(value, torch.nn.Parameter) and not value.requires_grad
+    return "frozen" if is_frozen else "model"

@@ -1,0 +1,144 @@
+"""Optimizers in a checkpoint: state by the parameters' true names, so that it finds its parameters in any order, group and layout.
+
+Tensors are entries of class `optimizer`; numbers and the groups' settings are values. On the way back, state that does not exist yet is made in
+the layout of its parameter. Works with any torch optimizer whose state is tensors and plain values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from argosy.checkpoint import trees
+from argosy.checkpoint.books import Book, decoded
+from argosy.checkpoint.opened import Opened
+from argosy.errors import ConfigError, MismatchError
+from argosy.move.placements import buffers, like
+
+
+class OptimizerState:
+    """One optimizer under one key."""
+
+    def __init__(self, key: str, optimizer: torch.optim.Optimizer) -> None:
+        self._key = key
+        self._optimizer = optimizer
+        self._loaded: dict[torch.Tensor, dict[str, Any]] = {}
+        self._groups: list[dict[str, Any]] = []
+
+    def gather(self, book: Book) -> None:
+        """`key/parameter/member` for tensors, the rest in the tree."""
+        groups, numbers, tensors = [], {}, {}
+        for place, group in enumerate(self._optimizer.param_groups):
+            own = self._names(book, place, group)
+            settings = {name: value for name, value in group.items() if name not in _STRUCTURE}
+            path = f"{self._key}/group-{place}"
+            groups.append({**trees.encode(settings, book.store, path), "parameters": own})
+            for name, parameter in zip(own, group["params"], strict=True):
+                state = self._optimizer.state.get(parameter)
+                if not state:
+                    continue
+                kept, plain = [], {}
+                for member, value in state.items():
+                    path = f"{self._key}/{name}/{member}"
+                    if isinstance(value, torch.Tensor):
+                        book.add(path, value, "optimizer")
+                        kept.append(member)
+                    else:
+                        plain[member] = trees.encode(value, book.store, path)
+                tensors[name] = kept
+                if plain:
+                    numbers[name] = plain
+        book.values[self._key] = {"groups": groups, "state": numbers, "tensors": tensors}
+
+    def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
+        """Room for every tensor that the checkpoint has for a parameter that is here."""
+        if tree is None:
+            raise MismatchError(
+                f"{opened.path.name} has no optimizer under {self._key!r}",
+                fix="save under the same keys, or leave the optimizer out of the load",
+            )
+        by_name: dict[str, torch.Tensor] = {}
+        for place, group in enumerate(self._optimizer.param_groups):
+            by_name |= zip(self._names(book, place, group), group["params"], strict=True)
+        stored = {name for group in tree["groups"] for name in group["parameters"]}
+        odd = sorted(stored ^ set(by_name))
+        if odd:
+            side = "only in the checkpoint" if odd[0] in stored else "not in the checkpoint"
+            raise MismatchError(
+                f"the optimizer {self._key!r} differs: {odd[0]!r} is {side}",
+                fix="give the optimizer the parameters it was saved with",
+            )
+        self._groups = _matched(tree["groups"], self._optimizer.param_groups, book, opened)
+        for name, parameter in by_name.items():
+            self._prepare_one(book, opened, tree, name, parameter)
+
+    def _prepare_one(
+        self, book: Book, opened: Opened, tree: Any, name: str, parameter: torch.Tensor
+    ) -> None:
+        state: dict[str, Any] = {}
+        now = self._optimizer.state.get(parameter, {})
+        for member in tree["tensors"].get(name, ()):
+            path = f"{self._key}/{name}/{member}"
+            lazy = opened.tensor(path)
+            here = now.get(member)
+            if not isinstance(here, torch.Tensor) or here.shape != lazy.shape:
+                here = _room(lazy.shape, lazy.dtype, parameter)
+            book.add(path, here, "optimizer", is_destination=True)
+            state[member] = here
+        for member, one in tree["state"].get(name, {}).items():
+            state[member] = decoded(one, book, opened)
+        self._loaded[parameter] = state
+
+    def finish(self) -> Any:
+        """State and settings as they were saved."""
+        for parameter, state in self._loaded.items():
+            if state:
+                self._optimizer.state[parameter] = state
+            else:
+                self._optimizer.state.pop(parameter, None)
+        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(settings)
+        return self._optimizer
+
+    def _names(self, book: Book, place: int, group: dict[str, Any]) -> list[str]:
+        """The model's names; a parameter of no saved model is called by its place."""
+        found = [
+            book.parameters.get(id(parameter), f"group-{place}.{index}")
+            for index, parameter in enumerate(group["params"])
+        ]
+        if len(set(found)) != len(found):
+            raise ConfigError(
+                f"the optimizer {self._key!r} has a parameter twice in group {place}",
+                fix="give each parameter once",
+            )
+        return found
+
+
+_STRUCTURE = ("params", "param_names")
+
+
+def _matched(
+    stored: list[dict[str, Any]], groups: list[dict[str, Any]], book: Book, opened: Opened
+) -> list[dict[str, Any]]:
+    """Settings for each group that is here, in order."""
+    if len(stored) != len(groups):
+        raise MismatchError(
+            f"the checkpoint has {len(stored)} parameter groups, the optimizer {len(groups)}",
+            fix="make the optimizer with the groups it was saved with",
+        )
+    return [
+        {key: decoded(value, book, opened) for key, value in group.items() if key != "parameters"}
+        for group in stored
+    ]
+
+
+def _room(shape: torch.Size, dtype: torch.dtype, parameter: torch.Tensor) -> torch.Tensor:
+    """Memory for a member: laid out as its parameter when it has its shape."""
+    if shape != parameter.shape:
+        return torch.zeros(shape, dtype=dtype)
+    if isinstance(parameter, DTensor):
+        (local,) = buffers(parameter)
+        return like(parameter.detach(), torch.zeros_like(local, dtype=dtype))
+    return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)

@@ -1,0 +1,117 @@
+"""The state registry: what a user calls his state, as named tensors with boxes and classes, and as values; and back again.
+
+Knows modules, optimizers, random streams, whatever has a state_dict, tensors, bytes and JSON. Ties become aliases, views are saved as what they show,
+non-persistent buffers are left out. It reads metadata and fills what is no tensor; bytes of tensors are moved by the gatherer and the loader.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, MutableMapping, MutableSequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from argosy.checkpoint import streams, trees
+from argosy.checkpoint.books import Book, Part, decoded
+from argosy.checkpoint.modules import ModuleState
+from argosy.checkpoint.opened import Opened
+from argosy.checkpoint.optimizers import OptimizerState
+from argosy.errors import ConfigError
+from argosy.move.placements import Pieces
+
+STREAMS = "streams"
+"""The key of the process's own random streams."""
+
+
+class PerRank:
+    """A value that differs from rank to rank: each saves its own, and gets its own back."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class TreeState:
+    """A value of JSON, bytes and tensors, or what an object's state_dict gives."""
+
+    def __init__(self, key: str, value: Any, *, is_per_rank: bool = False) -> None:
+        self._key = key
+        self._value = value
+        self._is_per_rank = is_per_rank
+        self._loaded: Any = None
+
+    def gather(self, book: Book) -> None:
+        """Encoded; tensors in it are entries of class `extra`."""
+        path = f"{self._key}/rank-{book.rank:05d}" if self._is_per_rank else self._key
+        tree = trees.encode(_state_of(self._value), book.store, path)
+        book.values[self._key] = {f"rank-{book.rank:05d}": tree} if self._is_per_rank else tree
+
+    def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
+        """Decoded, with new tensors that will be filled; a plain tensor is filled where it is."""
+        if self._is_per_rank:
+            tree = (tree or {}).get(f"rank-{book.rank:05d}")
+        if isinstance(self._value, (torch.Tensor, Pieces)):
+            if tree is not None:
+                book.add(tree["$tensor"], self._value, "extra", is_destination=True)
+            self._loaded = self._value
+            return
+        self._loaded = decoded(tree, book, opened)
+
+    def finish(self) -> Any:
+        """Given to the object, or put into the container."""
+        value, loaded = self._value, self._loaded
+        if loaded is None or value is loaded:
+            return loaded
+        if _has_state(value):
+            _give_state(value, loaded)
+        elif isinstance(value, MutableMapping) and isinstance(loaded, Mapping):
+            value.clear()
+            value.update(loaded)
+        elif isinstance(value, MutableSequence) and isinstance(loaded, list):
+            value[:] = loaded
+        return loaded
+
+
+def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str, Part]:
+    """The state's keys as parts, modules first: optimizers ask for their parameters' names."""
+    if not state:
+        raise ConfigError(
+            "the state is empty",
+            fix='give {"model": model, "optimizer": optimizer, …}',
+        )
+    found: dict[str, Part] = {}
+    later: dict[str, Part] = {}
+    for key, value in state.items():
+        if not key or "/" in key or key == STREAMS:
+            raise ConfigError(f"the key {key!r} cannot be used", fix="use plain names without a /")
+        if isinstance(value, torch.nn.Module):
+            found[key] = ModuleState(key, value)
+        elif isinstance(value, torch.optim.Optimizer):
+            later[key] = OptimizerState(key, value)
+        elif isinstance(value, PerRank):
+            later[key] = TreeState(key, value.value, is_per_rank=True)
+        else:
+            later[key] = TreeState(key, value)
+    found |= later
+    if with_streams:
+        found[STREAMS] = TreeState(STREAMS, streams.Process(), is_per_rank=True)
+    return found
+
+
+def _has_state(value: Any) -> bool:
+    is_object = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return is_object or isinstance(value, (torch.Generator, np.random.Generator, random.Random))
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, (torch.Generator, np.random.Generator, random.Random)):
+        return streams.state_of(value)
+    return value.state_dict() if _has_state(value) else value
+
+
+def _give_state(value: Any, loaded: Any) -> None:
+    if isinstance(value, (torch.Generator, np.random.Generator, random.Random)):
+        streams.give_state(value, loaded)
+    else:
+        value.load_state_dict(loaded)

@@ -1,0 +1,85 @@
+"""Where the block writer gets its bytes, and memory that is already laid out as the files are.
+
+`ImageSource` serves a staged snapshot or a pinned version; tensors wherever they lie are gathered by gathering.py. Nothing here touches a disk
+or decides who writes what. No torch: the writer process uses it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Protocol
+
+from argosy.checkpoint.layouts import FileImage, Image
+from argosy.checkpoint.ranges import runs_of_box
+from argosy.checkpoint.shares import HEADER, Duty
+
+Run = tuple[int, int]
+"""Bytes [start, stop) of a file."""
+
+
+class Source(Protocol):
+    """Where the block writer gets its bytes."""
+
+    def view(self, duty: Duty) -> int | None:
+        """The address of a whole block that lies in memory as in the file; None when it must be gathered."""
+
+    def fill(self, duty: Duty, address: int) -> list[Run]:
+        """Gather a duty's bytes at an address; the runs of the file that they are."""
+
+    def tensors_in(self, duty: Duty) -> list[str]:
+        """Names, for errors."""
+
+
+class ImageSource:
+    """Memory laid out as the files: one address per file, headers included."""
+
+    def __init__(self, image: Image, addresses: Sequence[int]) -> None:
+        self._image = image
+        self._addresses = addresses
+
+    def view(self, duty: Duty) -> int | None:
+        """Always there."""
+        return self._addresses[duty.file] + duty.start if duty.fragments is None else None
+
+    def fill(self, duty: Duty, address: int) -> list[Run]:
+        """Copies the fragments' runs."""
+        runs = runs_of_duty(self._image.files[duty.file], duty)
+        for start, stop in runs:
+            source = self._addresses[duty.file] + start
+            ctypes.memmove(address + start - duty.start, source, stop - start)
+        return runs
+
+    def tensors_in(self, duty: Duty) -> list[str]:
+        """Names, for errors."""
+        return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
+
+
+def tensors_in(file: FileImage, start: int, stop: int) -> list[str]:
+    """Names of the tensors of which a stretch of a file has bytes."""
+    return [one.name for one in file.slots if one.offset < stop and one.stop > start]
+
+
+def runs_of_duty(file: FileImage, duty: Duty) -> list[Run]:
+    """The runs of the file that a duty's bytes are, neighbours joined."""
+    if duty.fragments is None:
+        return [(duty.start, duty.stop)]
+    found: list[Run] = []
+    for fragment in duty.fragments:
+        if fragment.slot == HEADER:
+            start = fragment.box.offsets[0]
+            found.append((start, start + fragment.box.sizes[0]))
+            continue
+        slot = file.slots[fragment.slot]
+        starts, length = runs_of_box(slot.shape, fragment.box)
+        size = slot.item_bytes
+        found += [
+            (slot.offset + at * size, slot.offset + (at + length) * size) for at in starts.tolist()
+        ]
+    joined: list[Run] = []
+    for start, stop in sorted(found):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
