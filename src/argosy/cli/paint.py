@@ -54,7 +54,7 @@ STATE_STYLES = {
     "succeeded": ("green",),
     "exited": ("dim",),
     "ended": ("dim",),
-    "stopped": ("dim",),
+    "stopped": ("yellow",),
     "cancelled": ("dim",),
 }
 

@@ -81,6 +81,8 @@ def why_of(process: dict[str, Any], view: dict[str, Any]) -> str:
         if process.get("code") is not None:
             return f"exit code {process['code']}"
         return str(view.get("reason") or "")
+    if process["state"] == "stopped":
+        return f"a signal stopped it; kill -CONT {process['pid']} lets it go on"
     if process["state"] in ("waiting", "planned"):
         return str(view.get("waiting") or "")
     return ""

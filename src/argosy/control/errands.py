@@ -6,6 +6,7 @@ has seen pass by of attempts, pids and exec'd commands; it decides nothing.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import secrets
@@ -99,6 +100,7 @@ class Errands:
             "get_blob": self._get_blob,
             "drop_blob": self._drop_blob,
             "stacks": self._stacks,
+            "halted": self._halted,
             "exec": self._exec,
             "exec_state": self._exec_state,
             "signal": self._signal,
@@ -143,6 +145,12 @@ class Errands:
                 targets.append(Target(attempt, pid, launch.stderr if launch else ""))
         return {"stacks": await take_stacks(targets, seconds=data.get("seconds"))}
 
+    async def _halted(self, data: Data) -> Data:
+        # In a thread: with thousands of processes it takes a while.
+        pids = dict(self._roster.pids)
+        loop = asyncio.get_running_loop()
+        return {"attempts": await loop.run_in_executor(None, find_halted, pids)}
+
     async def _exec(self, data: Data) -> Data:
         target = str(data["attempt"])
         launch = self._roster.launches.get(target)
@@ -180,6 +188,21 @@ class Errands:
     async def _shutdown(self, data: Data) -> Data:
         await self._link().ask({"type": "shutdown"}, timeout_seconds=30)
         return {}
+
+
+def find_halted(pids: dict[str, int]) -> list[str]:
+    """Which attempts' processes were stopped by a signal and not continued."""
+    halted = []
+    for attempt, pid in pids.items():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                # The name before it may hold anything, parentheses too.
+                state = file.read().rpartition(b") ")[2][:1]
+        except OSError:
+            continue
+        if state == b"T":
+            halted.append(attempt)
+    return halted
 
 
 def is_exec(attempt: str) -> bool:

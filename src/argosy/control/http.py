@@ -7,6 +7,7 @@ Who may connect is server.py's business.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -26,7 +27,7 @@ from argosy.control import api, injection, openapi
 from argosy.control.conductor import Conductor
 from argosy.control.shutdown import Shutdown
 from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, follow_events, with_rank
-from argosy.control.views import RunView
+from argosy.control.views import RunView, with_halted
 from argosy.errors import (
     ArgosyError,
     ClusterError,
@@ -44,6 +45,8 @@ _LINES_PER_PIECE = 2000
 _MOST_EXECS = 1024
 _CLIENT_SECONDS = 10.0
 """How long the client of a new (or found) tied run may take to come."""
+_LOOK_SECONDS = 0.5
+"""How long hosts may take to say what they see; without it the log's view is shown."""
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _STATUS = {
     ConfigError: 422,
@@ -137,11 +140,12 @@ class HttpApi:
         runs = self._conductor.coordinator.runs_view(
             include_ended=bool(query.all), limit=query.limit, name=query.name
         )
-        return _answer({"runs": runs})
+        return _answer({"runs": await self._look_at(runs)})
 
     async def run(self, request: Request) -> Response:
         """One run."""
-        return _answer(self._conductor.coordinator.run_view(request.path_params["run"]))
+        view = self._conductor.coordinator.run_view(request.path_params["run"])
+        return _answer((await self._look_at([view]))[0])
 
     async def stop(self, request: Request) -> Response:
         """End a run, a role of it or one process."""
@@ -326,6 +330,18 @@ class HttpApi:
                 return Response(status_code=400)
 
         return guarded
+
+    async def _look_at(self, views: list[RunView]) -> list[RunView]:
+        """Show which processes a signal has stopped: the log knows nothing of that, the hosts do."""
+        living = {p.host for v in views for r in v.roles for p in r.processes if p.pid}
+        halted: set[str] = set()
+        for host in living & set(self._conductor.links.hosts()):
+            with contextlib.suppress(ClusterError):
+                answer = await self._conductor.links.ask(
+                    host, "halted", {}, timeout_seconds=_LOOK_SECONDS
+                )
+                halted |= set(answer["attempts"])
+        return [with_halted(view, halted) for view in views] if halted else views
 
     def _view(self, run: str) -> dict[str, Any]:
         view: dict[str, Any] = msgspec.to_builtins(self._conductor.coordinator.run_view(run))

@@ -190,6 +190,18 @@ def process_state(supervisor: Supervisor, role: Role, process: Process) -> str:
     return "ready" if attempt.said_ready else "running"
 
 
+def with_halted(view: RunView, halted: set[str]) -> RunView:
+    """The same view in which these attempts, which a signal has stopped, are shown as such."""
+    replace = msgspec.structs.replace
+
+    def show(process: ProcessView) -> ProcessView:
+        is_halted = process.attempt in halted and process.pid
+        return replace(process, state="stopped") if is_halted else process
+
+    roles = [replace(role, processes=list(map(show, role.processes))) for role in view.roles]
+    return replace(view, roles=roles)
+
+
 def host_view(state: HostWants, capacity: Capacity) -> dict[str, Any]:
     """One host."""
     return {

@@ -177,6 +177,9 @@ def test_stacks_group_like_ranks_and_show_the_odd_one_first_even_with_the_gil_he
     stopped = argosy("stacks", f"{run}/train/0").stdout
     assert "wait" in stopped
     assert "stopped by a signal" in stopped
+    table = argosy("ps", run).stdout
+    assert f"kill -CONT {pid}" in table
+    assert [p["state"] for p in argosy.processes(run)] == ["stopped", "running", "running"]
     os.kill(pid, signal.SIGCONT)
     argosy("kill", run)
 
