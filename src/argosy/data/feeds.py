@@ -23,6 +23,8 @@ STATE_BYTES = 4096
 """`describe()` is never longer than this as JSON."""
 _WHOLE_BATCH = 1024
 """Up to this batch size the order of all lanes is found in one go and kept for the lanes that follow."""
+_DRAWN_SAMPLES = 256
+"""Of smaller batches several in one go, up to so many samples."""
 
 
 class Source(Protocol):
@@ -73,6 +75,7 @@ class Feed:
             "lanes": lanes,
             "seed": seed,
         }
+        self._drawn = max(1, _DRAWN_SAMPLES // batch_size) * batch_size
         self._draw = lru_cache(maxsize=4)(self._find_samples)
         self._permutation = lru_cache(maxsize=64)(self._make_permutation)
 
@@ -82,16 +85,14 @@ class Feed:
             raise ConfigError(
                 f"batch {index}, lane {lane}", fix=f"index ≥ 0 and lane in 0 … {self.lanes - 1}"
             )
-        start = index * self.batch_size
+        first = index * self.batch_size + lane * self.rows
         if self.batch_size <= _WHOLE_BATCH:
-            first = lane * self.rows
-            drawn = [
-                part[first : first + self.rows].tolist()
-                for part in self._draw(start, self.batch_size)
-            ]
+            drawn = self._draw(first // self._drawn * self._drawn, self._drawn)
+            start = first % self._drawn
+            places = [part[start : start + self.rows].tolist() for part in drawn]
         else:
-            drawn = [part.tolist() for part in self._draw(start + lane * self.rows, self.rows)]
-        return Batch(self._read(*drawn), index=index, lane=lane)
+            places = [part.tolist() for part in self._draw(first, self.rows)]
+        return Batch(self._read(*places), index=index, lane=lane)
 
     @property
     def num_batches(self) -> int | None:
@@ -156,11 +157,13 @@ class Feed:
         return Permutation(size, "source", self._names[place], self.seed, epoch)
 
     def _read(self, sources: list[int], numbers: list[int], epochs: list[int]) -> dict[str, Any]:
-        for place in set(sources):
-            mine = [
-                number for number, source in zip(numbers, sources, strict=True) if source == place
-            ]
-            self._sources[place].check_unchanged(mine)
+        if len(self._sources) == 1:
+            self._sources[0].check_unchanged(numbers)
+        else:
+            for place in set(sources):
+                pairs = zip(numbers, sources, strict=True)
+                mine = [number for number, source in pairs if source == place]
+                self._sources[place].check_unchanged(mine)
         samples = [
             self._sources[source].sample(number, seed=self.seed, epoch=epoch)
             for source, number, epoch in zip(sources, numbers, epochs, strict=True)
