@@ -213,8 +213,11 @@ def _check_tensor(manifest: Manifest, name: str, tensor: TensorRecord, what: str
             raise _damaged(what, f"has a part of {name} in {part.file!r}, which is no such file")
         if not _is_inside(tensor.box_of(part), shape):
             raise _damaged(what, f"has the part {part.box} of {name}, whose shape is {shape}")
-        if not 8 <= part.offset <= file.size - tensor.bytes_of(part):
-            raise _damaged(what, f"puts a part of {name} at {part.offset}, beyond {part.file}")
+        is_aligned = part.offset % ITEM_BYTES[tensor.dtype] == 0
+        if not is_aligned or not 8 <= part.offset <= file.size - tensor.bytes_of(part):
+            raise _damaged(
+                what, f"puts a part of {name} at {part.offset}, where it cannot lie in {part.file}"
+            )
     covered = sum(tensor.box_of(part).volume for part in tensor.parts)
     if covered != math.prod(shape) or not _are_disjoint(tensor.box_of(p) for p in tensor.parts):
         raise _damaged(what, f"has parts of {name} that do not cover its shape {shape} once")
