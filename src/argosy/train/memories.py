@@ -159,7 +159,7 @@ class Version:
 
     def copy_from(self, other: Version, *names: str) -> None:
         """All fields of some parameters, and whether their states have begun."""
-        if self.tensors is not other.tensors:
+        if names and self.tensors is not other.tensors:
             places = [place for name in names for place in self.plan.by_name[name]]
             torch._foreach_copy_(
                 [self.tensors[place] for place in places],
