@@ -41,9 +41,10 @@ class Versions:
         state = self._state()
         return state.version, state.slot
 
-    def is_being_made(self) -> bool:
-        """Whether the next version has a slot: somebody may be writing there."""
-        return self._state().coming != NONE
+    def making(self) -> int | None:
+        """The slot in which the next version is made, in which somebody may be writing; None: nobody has begun it."""
+        coming = self._state().coming
+        return None if coming == NONE else coming
 
     def install(self, version: int) -> bool:
         """Begin a fresh exchange at `version` in slot 0, after a load from disk; whether it was fresh."""

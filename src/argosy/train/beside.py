@@ -45,10 +45,6 @@ class Beside:
 
     def feed(self, step: Step, produce: Produce, *, record: bool) -> None:
         """See Step.feed."""
-        if self.parts.settings.counts is not None:
-            raise ConfigError(
-                "counts= with step.feed()", fix="let the loss return one (sum, count)"
-            )
         directory = Path(self.parts.run.directory) / "fed" if record else None
         self._work = self.parts.new_work(step.index, self._turn)
         self._work.feeding = Feeding(produce=produce, directory=directory)

@@ -74,15 +74,19 @@ class Pantry:
         tag = mix(version, step) | 1
         body = self._find(tag, lane)
         if body is None:
-            body = self._make(feeding, model, step, lane)
+            body = self._make(feeding, model, index, lane)
             if feeding.directory is not None:
                 _write(path_of(feeding.directory, step, lane), body)
             self._put(tag, lane, body)
         return Batch(load(body), index=index, lane=lane)
 
-    def _make(self, feeding: Feeding, model: torch.nn.Module, step: int, lane: int) -> bytes:
-        """Call user code, in evaluation mode and without gradients, with generators of its own."""
-        seed_all(self._seed, step, lane, _SALT)
+    def has(self, place: tuple[int, int, int], lane: int) -> bool:
+        """Whether a lane's batch is made."""
+        return self._memory().load(lane * _RECORD_BYTES + _TAG) == mix(*place[:2]) | 1
+
+    def _make(self, feeding: Feeding, model: torch.nn.Module, index: int, lane: int) -> bytes:
+        """Call user code, in evaluation mode and without gradients, with generators of its own: others when a batch was left out."""
+        seed_all(self._seed, index, lane, _SALT)
         was_training = model.training
         model.eval()
         try:

@@ -15,6 +15,8 @@ from argosy.train.lanes import WHOLE, Terms
 from argosy.train.settings import Settings
 
 Outcome = dict[str, Any]
+NOTHING: Outcome = {"verdict": "go", "loss": 0.0, "norm": 0.0, "terms": {}, "scale": 1.0}
+"""Of an update whose lanes were not computed."""
 
 
 class Judge:

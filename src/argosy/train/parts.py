@@ -27,7 +27,8 @@ from argosy.train.participants import Participants
 from argosy.train.replicated import Replicated
 from argosy.train.roster import Roster
 from argosy.train.settings import Settings
-from argosy.train.totals import Counted
+from argosy.train.shares import owners_of_lanes
+from argosy.train.totals import Counted, totals_of
 from argosy.train.transaction import Transaction, Work
 from argosy.train.turns import Turns
 from argosy.train.updates import Factory
@@ -63,7 +64,6 @@ class Parts:
         )
         is_shared = settings.layout == "shared"
         self.updaters = assembly.make_updaters(optimizer, trained) if is_shared else []
-        _check_guard(settings, len(self.updaters))
         if is_shared:
             plan = assembly.make_plan(trained, buffers, self.updaters, settings)
         else:
@@ -117,6 +117,7 @@ class Parts:
             # One that has joined and waits for the next step has nothing to write of this one.
             run.writers = lambda: self.transaction.members
         self.transaction.before_failing = self.save_at_once
+        self.transaction.before_lanes = self._prepare_batches
 
     # --- the committed version ----------------------------------------------------------------
 
@@ -214,7 +215,7 @@ class Parts:
         """Save what is committed because the run is about to fail; nothing that goes wrong here may hide the cause."""
         directory = Path(self.run.directory) / "saves"
         # Without recovery what is being made is made in the same memory.
-        is_whole = self.settings.recovery or not self.state.is_being_made()
+        is_whole = self.settings.recovery or self.state.making() is None
         if int(self.committed.ledger["step"]) and is_whole:
             with contextlib.suppress(OSError, ArgosyError):
                 self._write(directory)
@@ -239,7 +240,41 @@ class Parts:
         if work.feeding is None:
             return self._counted.take(work.index, lane)
         place = work.version, work.step, work.index
-        return self._pantry.batch(work.feeding, self.model, place, lane)
+        batch = self._pantry.batch(work.feeding, self.model, place, lane)
+        batch.totals = None if work.totals is None else dict(work.totals)
+        return batch
+
+    def _prepare_batches(self, work: Work) -> None:
+        """Where user code makes the batches and denominators are asked for: all lanes' batches are made before the first is computed with.
+
+        Nobody has a slot yet: who waits here keeps nobody else from making his.
+        """
+        counts, feeding = self.settings.counts, work.feeding
+        if counts is None or feeding is None or work.totals is not None:
+            return
+        place, lanes = (work.version, work.step, work.index), range(self.settings.lanes)
+        for lane in self.transaction.lanes_of_this_rank():
+            self._pantry.batch(feeding, self.model, place, lane)
+        self.exchange.wake()
+
+        def missing() -> list[int]:
+            return [lane for lane in lanes if not self._pantry.has(place, lane)]
+
+        def owners() -> list[int]:
+            members, crew = self.transaction.members, self.crew
+            found = owners_of_lanes(members, len(lanes), is_interim=crew.is_interim)
+            return sorted({found[lane] for lane in missing()})
+
+        self.transaction.patience.wait(
+            lambda deadline: self.exchange.wait_for(
+                lambda: not missing(),
+                f"step {work.step}: the batches of lanes {missing()} are not made",
+                deadline=deadline,
+            ),
+            owners,
+        )
+        batches = [self._pantry.batch(feeding, self.model, place, lane) for lane in lanes]
+        work.totals = totals_of(counts, batches)
 
     def restore_state(self) -> None:
         """Give user code the state that was committed."""
@@ -300,14 +335,6 @@ def _make_feed(data: Any, settings: Settings, seed: int) -> Any:
     return sources.as_source(data).feed(
         batch_size=settings.batch_size, lanes=settings.lanes, seed=seed
     )
-
-
-def _check_guard(settings: Settings, num_updaters: int) -> None:
-    if settings.guard.policy == "rewind" and num_updaters > 1:
-        raise ConfigError(
-            f"guard policy rewind with {num_updaters} optimizers",
-            fix="use skip: the first one's update would be made before the second one's is judged",
-        )
 
 
 def _check_ranks(world_size: int, lanes: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from argosy.errors import GenerationChanged
 from argosy.train.guards import Guard
-from argosy.train.memories import Memories
+from argosy.train.memories import Memories, Version
 from argosy.train.roster import VERDICT, Roster
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Snapshots:
         self, state: Versions, layout: Layout, memories: Memories, roster: Roster, guard: Guard
     ) -> None:
         self._state = state
+        self._layout = layout
         self._memories = memories
         self._roster = roster
         self._guard = guard
@@ -46,6 +47,23 @@ class Snapshots:
         for other, _ in held:
             if other != version:
                 self._state.unpin(other, owner=self._owner)
+
+    def is_rewound(self, made: list[int]) -> bool:
+        """Whether one of the parts that are made of the next version goes back to a snapshot."""
+        slot = self._state.making() if made and self._is_kept else None
+        if slot is None:
+            return False
+        coming = self._memories.version(slot)
+        return any(coming.result(part).get("verdict") == "rewind" for part in made)
+
+    def undo(self, made: list[int], snapshot: Version, new: Version) -> None:
+        """Let the parts that are made be the snapshot's too.
+
+        Everybody who has pages of the part that went bad does so before they are done: then all of them are, whoever dies. They write the same bytes.
+        """
+        for part in made:
+            for name in self._layout.parts[part]:
+                new.copy_from(snapshot, name)
 
     def agree(self, version: int, rank: int) -> int | None:
         """The slot to go back to, the same on every rank; None: there is no snapshot."""

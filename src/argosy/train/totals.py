@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from argosy.data.prefetch import Ahead
 from argosy.errors import ConfigError
 
+Counts = Callable[[Any], Mapping[str, float]]
+
 
 class Counted:
     """The batches of a trainer, with `batch.totals` filled in."""
 
-    def __init__(
-        self, ahead: Ahead, counts: Callable[[Any], Mapping[str, float]] | None, num_lanes: int
-    ) -> None:
+    def __init__(self, ahead: Ahead, counts: Counts | None, num_lanes: int) -> None:
         self._ahead = ahead
         self._counts = counts
         self._num_lanes = num_lanes
@@ -42,18 +42,21 @@ class Counted:
         batch.totals = dict(self._totals)
         return batch
 
-    def _count(self, index: int, counts: Callable[[Any], Mapping[str, float]]) -> None:
+    def _count(self, index: int, counts: Counts) -> None:
         self._batches = {lane: self._ahead.take(index, lane) for lane in range(self._num_lanes)}
-        self._totals = {}
-        for batch in self._batches.values():
-            for name, value in counts(batch).items():
-                self._totals[name] = self._totals.get(name, 0.0) + float(value)
-        empty = [name for name, total in self._totals.items() if not total > 0]
-        for name in empty:
-            if self._totals[name] < 0:
-                raise ConfigError(
-                    f"counts() gave {self._totals[name]} for {name!r}", fix="give what is counted"
-                )
-            # No lane has any of it: its sum is zero, whatever it is divided by.
-            self._totals[name] = 1.0
+        self._totals = totals_of(counts, self._batches.values())
         self._index = index
+
+
+def totals_of(counts: Counts, batches: Iterable[Any]) -> dict[str, float]:
+    """What `counts` gives for all lanes together, by name; `batches` are in the order of lanes."""
+    totals: dict[str, float] = {}
+    for batch in batches:
+        for name, value in counts(batch).items():
+            totals[name] = totals.get(name, 0.0) + float(value)
+    for name, total in totals.items():
+        if not total >= 0:
+            raise ConfigError(f"counts() gave {total} for {name!r}", fix="give what is counted")
+        # Where no lane has any of it, its sum is zero, whatever it is divided by.
+        totals[name] = total or 1.0
+    return totals

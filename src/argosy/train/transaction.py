@@ -26,7 +26,7 @@ from argosy.train.feeding import Feeding
 from argosy.train.fixed import FixedCrew
 from argosy.train.injection import Injector
 from argosy.train.integrity import Integrity
-from argosy.train.judgement import Judge, Outcome
+from argosy.train.judgement import NOTHING, Judge, Outcome
 from argosy.train.lanes import BUFFER, Lanes, Loss
 from argosy.train.memories import Memories, Version
 from argosy.train.patience import Patience
@@ -49,6 +49,8 @@ class Work:
         """Of the batch: the step plus the batches that were left out before it."""
         self.feeding: Feeding | None = None
         """Where its batches come from, when user code makes them."""
+        self.totals: dict[str, float] | None = None
+        """Denominators of named terms over all those batches."""
         self.losses: dict[int, Loss] = {}
         self.finished: set[tuple[int, int]] = set()
         """(part, membership) pairs of which this rank has done its share."""
@@ -56,6 +58,11 @@ class Work:
         self.meant: frozenset[int] | None = None
         """Lanes that were this rank's when it began the step; others that it computes are taken over."""
         self.ledger: Callable[[], dict[str, Any]] = dict
+
+    def before(self, part: int) -> list[int]:
+        """The parts that come before this one, in the order of user code."""
+        order = list(self.losses)
+        return order[: order.index(part)]
 
 
 class Transaction:
@@ -82,6 +89,8 @@ class Transaction:
         self._batch_of = batch_of
         self.before_failing: Callable[[], None] = lambda: None
         """Called before the run is told that it cannot succeed."""
+        self.before_lanes: Callable[[Work], None] = lambda work: None
+        """Called before lanes are computed, when no slot is taken yet."""
         self._judge = Judge(settings)
         is_shared = settings.layout == "shared"
         self._integrity = Integrity(memories.weights) if is_shared else None
@@ -200,6 +209,11 @@ class Transaction:
         if version > work.version or self._exchange.is_over(round):
             return
         old = self._memories.version(slot)
+        if self._snapshots.is_rewound(work.before(part)):
+            # What is bad in one part is undone in all of them, whether its own lanes are or not.
+            self._write(work, part, None, {**NOTHING, "verdict": "rewind"})
+            self._end_part(work, part, round)
+            return
         self._compute(work, round, loss, attempt)
         gathered = self._wait_lanes(round)
         self._audit(work, gathered, loss)
@@ -211,13 +225,18 @@ class Transaction:
             lambda deadline: self._exchange.wait_votes(round, deadline=deadline),
             lambda: self._owners_of(self._exchange.unvoted(round)),
         )
-        # Not the committed one's: a rank whose pages nobody waits for may be late.
-        outcome = self._judge.judge(work.step, gathered.terms, votes, old.ledger, attempt)
+        # Not the committed one's: a rank whose pages nobody waits for may be late. Spikes are of the first loss.
+        ledger = {**old.ledger, "losses": []} if part else old.ledger
+        outcome = self._judge.judge(work.step, gathered.terms, votes, ledger, attempt)
         if outcome["verdict"] == "again":
             self.crew.roster.compute_again(work.version, attempt + 1)
             raise Moved
         self._write(work, part, gathered, outcome)
-        if part + 1 < len(self._updaters):
+        self._end_part(work, part, round)
+
+    def _end_part(self, work: Work, part: int, round: Round) -> None:
+        """Before another part takes the slots all pages of this one are done."""
+        if len(work.before(part)) + 1 < len(self._updaters):
             self.patience.wait(
                 lambda deadline: self._state.wait_done(round, deadline=deadline),
                 lambda: self._owners_of(self._state.undone(work.version + 1)),
@@ -244,6 +263,7 @@ class Transaction:
         except ConfigError:
             self._refuse_if_past(work)
             raise
+        self.before_lanes(work)
         before = self._values_before
         if work.meant is None:
             work.meant = frozenset(self.lanes_of_this_rank())
@@ -358,7 +378,7 @@ class Transaction:
             wait, lambda: sorted({owners[lane] for lane in self._exchange.missing(round)})
         )
 
-    def _write(self, work: Work, part: int, gathered: Gathered, outcome: Outcome) -> None:
+    def _write(self, work: Work, part: int, gathered: Gathered | None, outcome: Outcome) -> None:
         """Make this rank's pages of the next version."""
         snapshot = None
         if outcome["verdict"] == "rewind":
@@ -369,10 +389,15 @@ class Transaction:
 
         def fill(new: Version, names: list[str]) -> None:
             if outcome["verdict"] == "go":
+                assert gathered is not None
                 self._advance(part, old, new, names, gathered, outcome["scale"], work.step)
             else:
                 for name in names:
                     new.copy_from(source, name)
+            if outcome["verdict"] == "rewind":
+                self._snapshots.undo(work.before(part), source, new)
+                if work.before(part):
+                    new.ledger = self._next_ledger(old, source, work, outcome)
             if self._has_first(part, names):
                 new.set_result(part, outcome)
                 if part == 0:

@@ -5,7 +5,7 @@ import time
 
 import torch
 from household_cases import WIDTH, Numbers, die_at
-from model_cases import adamw, classify, network
+from model_cases import Pair, adamw, cheat, classify, judge, network
 from torch import nn
 from torch.nn import functional
 
@@ -298,3 +298,106 @@ def without_the_batch(run):
     for step in trainer.steps(9):
         step()
     return {"digest": trainer.digest()}
+
+
+# --- rewinds of several updates, and of fed batches ---------------------------------------------------
+
+
+def rewind_pair(run, bad=1, die=False, omitted=()):
+    """Two optimizers; batch 5 is poisoned in one of the two losses."""
+
+    def spoilt(loss, place):
+        def call(model, batch):
+            total, count = loss(model, batch)
+            if die and batch.index == 5 and batch.lane == 2 and place == bad:
+                die_at(run, 5, rank=1)
+            return total * (float("nan") if (batch.index, place) == (5, bad) else 1.0), count
+
+        return call
+
+    trainer = trainer_of(
+        run,
+        model=Pair(),
+        loss=judge,
+        optimizer={"d": of_part("d."), "g": of_part("g.")},
+        guard=ar.Guard(policy="rewind", snapshot_every=3, window=8),
+    )
+    if omitted:
+        trainer.parts.committed.ledger = {"step": 0, "omitted": list(omitted)}
+    seen = []
+    for step in trainer.steps(8):
+        step.update(spoilt(judge, 0), optimizer="d")
+        step.update(spoilt(cheat, 1), optimizer="g")
+        seen.append([step.index, step.commit().is_rewound])
+    return {
+        "digest": trainer.digest(),
+        "seen": seen,
+        "omitted": trainer.parts.committed.ledger.get("omitted", []),
+    }
+
+
+def of_part(prefix):
+    return lambda params: torch.optim.AdamW(params.where(lambda n, _: n.startswith(prefix)), lr=0.1)
+
+
+def rewind_first_of_pair(run):
+    return rewind_pair(run, bad=0)
+
+
+def rewind_pair_killed(run):
+    return rewind_pair(run, die=True)
+
+
+def pair_without_the_batch(run):
+    return rewind_pair(run, bad=None, omitted=(5,))
+
+
+def feed_counted(run, die=False, replay=None):
+    """Named terms of fed batches, each with its own denominator; step 3's first batch is bad, and is made anew after a rewind."""
+
+    def loss(model, batch):
+        if die and batch.lane == 5:
+            die_at(run, 1, rank=1)
+        logits, chosen = model(batch.inputs), batch.inputs[:, 0] > 0
+        summed = functional.cross_entropy(logits, batch.labels, reduction="sum")
+        summed = summed * (float("nan") if batch.index == 3 and replay is None else 1.0)
+        return {
+            "main": (summed, len(logits)),
+            "side": (logits[chosen].square().sum(), int(chosen.sum()), 0.5),
+        }
+
+    trainer = trainer_of(
+        run,
+        data=None,
+        loss=loss,
+        terms=("main", "side"),
+        counts=lambda batch: {
+            "main": len(batch.labels),
+            "side": int((batch.inputs[:, 0] > 0).sum()),
+        },
+        guard=ar.Guard(policy="rewind", snapshot_every=2, window=8),
+    )
+    seen = []
+    for step in trainer.steps(5):
+
+        def produce(lane, step=step):
+            if die and lane == 6:
+                die_at(run, 4, rank=2)
+            if replay is not None:
+                return feeding.read(replay, step.index, lane)
+            noise = torch.tensor([hash((time.time_ns(), os.getpid())) % 1000 / 1000.0])
+            inputs = torch.randn(4 + lane % 3, WIDTH) + noise
+            return {"inputs": inputs, "labels": trainer.model(inputs).argmax(1)}
+
+        step.feed(produce, record=True)
+        seen.append([step.index, step().is_rewound])
+    return {"digest": trainer.digest(), "seen": seen}
+
+
+def feed_counted_killed(run):
+    return feed_counted(run, die=True)
+
+
+def feed_counted_again(run):
+    recorded = min(run.directory.parent.glob("*-feed_counted_killed")) / "fed"
+    return feed_counted(run, replay=recorded)

@@ -159,18 +159,26 @@ class Pair(nn.Module):
         self.d = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
+def judge(model, batch):
+    made = model.g(batch.inputs).detach()
+    real, false = model.d(batch.inputs), model.d(made)
+    return functional.softplus(-real).sum() + functional.softplus(false).sum(), len(real)
+
+
+def cheat(model, batch):
+    return functional.softplus(-model.d(model.g(batch.inputs))).sum(), len(batch.inputs)
+
+
 def adversaries(run, die=False):
-    def judge(model, batch):
+    def judge_and_die(model, batch):
         if die and batch.lane == 3:
             die_at(run, 2)
-        made = model.g(batch.inputs).detach()
-        real, false = model.d(batch.inputs), model.d(made)
-        return functional.softplus(-real).sum() + functional.softplus(false).sum(), len(real)
+        return judge(model, batch)
 
-    def cheat(model, batch):
+    def cheat_and_die(model, batch):
         if die and batch.lane == 5:
             die_at(run, 4, rank=2)
-        return functional.softplus(-model.d(model.g(batch.inputs))).sum(), len(batch.inputs)
+        return cheat(model, batch)
 
     trainer = run.trainer(
         model=Pair(),
@@ -190,8 +198,8 @@ def adversaries(run, die=False):
     )
     losses = []
     for step in trainer.steps(6):
-        step.update(judge, optimizer="d")
-        step.update(cheat, optimizer="g")
+        step.update(judge_and_die, optimizer="d")
+        step.update(cheat_and_die, optimizer="g")
         losses.append(step.commit().loss)
     return {"digest": trainer.digest(), "losses": losses}
 

@@ -28,6 +28,13 @@ CASES = (
     "rewind_spike:1",
     "rewind_spike:3",
     "rewind_without_snapshot:2",
+    "rewind_pair:1",
+    "rewind_pair:3",
+    "rewind_pair_killed:3",
+    "rewind_first_of_pair:2",
+    "pair_without_the_batch:2",
+    "feed_counted_killed:3",
+    "feed_counted_again:1",
 )
 
 
@@ -105,6 +112,26 @@ def test_a_spike_is_rewound_like_a_loss_that_is_not_finite(results):
     assert one == three
     assert one["omitted"] == [20]
     assert one["seen"][20:23] == [20, 18, 19]
+
+
+def test_a_rewind_undoes_all_updates_of_a_step_whichever_of_them_was_bad(results):
+    one, three, killed, first, without = results(
+        "rewind_pair:1",
+        "rewind_pair:3",
+        "rewind_pair_killed:3",
+        "rewind_first_of_pair:2",
+        "pair_without_the_batch:2",
+    )
+    assert one == three == killed == first
+    assert (one["digest"], one["omitted"]) == (without["digest"], [5])
+    assert one["seen"][4:8] == [[4, False], [5, True], [3, False], [4, False]]
+
+
+def test_terms_of_fed_batches_have_their_own_totals_and_a_bad_batch_is_made_anew(results):
+    killed, again = results("feed_counted_killed:3", "feed_counted_again:1")
+    assert killed["digest"] == again["digest"]
+    assert killed["seen"] == [[0, 0], [1, 0], [2, 0], [3, 1], [2, 0], [3, 0], [4, 0]]
+    assert again["seen"] == [[step, 0] for step in range(5)]
 
 
 def test_a_bad_step_without_a_snapshot_is_skipped_on_all_ranks(results):
