@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from argosy.errors import GenerationChanged, PeerLost
+from argosy.errors import GenerationChanged, PeerLost, TimedOut
 from argosy.move.exchange import Exchange
 from argosy.train import memberships
 from argosy.train.roster import Roster, start_time
@@ -121,7 +121,7 @@ class Crew:
         while True:
             self.look_for_next()
             if self._generation != self.gang.generation and not self._meet():
-                time.sleep(_LOOK_SECONDS / 4)
+                wait(self._wait_ready, self._late_veterans)
                 continue
             found = memberships.form(self.gang.generation, self.gang.world_size, self._ended())
             self.members, self.is_interim = found.members, found.is_interim
@@ -131,6 +131,18 @@ class Crew:
                 return
             except (PeerLost, Moved, GenerationChanged):
                 continue  # look again: somebody ended, or a newer generation is complete
+
+    def _wait_ready(self, deadline: float) -> None:
+        """A newcomer waits for all others of its generation, or for a newer one."""
+        while not (self._can_meet() or self._is_next_ready()):
+            self._check_stop()
+            if time.monotonic() >= deadline:
+                raise TimedOut(f"not all ranks are ready for generation {self.gang.generation}")
+            time.sleep(_LOOK_SECONDS / 4)
+
+    def _late_veterans(self) -> list[int]:
+        self._pids = memberships.late_veterans(self.roster.rows(), self.gang.generation)
+        return list(self._pids)
 
     def _enter(self, wait: Waits, number: int, living: dict[int, int]) -> None:
         def enter(deadline: float) -> None:
@@ -185,6 +197,9 @@ class Crew:
             self.gang.lost_in(generation),
         )
 
+    def _can_meet(self) -> bool:
+        return self._is_complete(self.gang.generation, self.gang.world_size)
+
     def _meet(self) -> bool:
         """Open descriptors of all members of this generation; False while some have not enlisted."""
         generation = self.gang.generation
@@ -192,7 +207,7 @@ class Crew:
             self.roster.enlist(generation, self.gang.rank)
         self._check_stop()
         gone = self.gang.lost_in(generation)
-        if not self._is_complete(generation, self.gang.world_size):
+        if not self._can_meet():
             return False
         self._forget()
         for rank in range(self.gang.world_size):

@@ -6,7 +6,7 @@ crew.py, which sees and waits, and by the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -39,3 +39,17 @@ def is_complete(
 ) -> bool:
     """Whether a generation may be taken: all its ranks are ready for it, but for those that have ended before they were."""
     return all(has_enlisted(rank) or rank in gone for rank in range(world_size))
+
+
+def late_veterans(rows: Iterable[tuple[int, int, int]], generation: int) -> dict[int, int]:
+    """Of (generation, rank, process) that have ever enlisted: who has trained before and is not ready for this generation, by the rank that it had last.
+
+    Such a process would be, as soon as it is told: one that stays away is stopped. Nobody else may be left who waits for it.
+    """
+    known = sorted(rows)
+    ready = {process for number, _, process in known if number == generation}
+    return {
+        rank: process
+        for number, rank, process in known
+        if number < generation and process not in ready
+    }

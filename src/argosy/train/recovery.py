@@ -16,8 +16,8 @@ _BUSY_FACTOR, _BUSY_SECONDS = 20.0, 30.0
 _IDLE_SECONDS = 0.2
 _OUTSIDE_SECONDS = 60.0
 """A rank may be alone with an upload or a sample between two steps; so long it is left in peace, unless it is stopped."""
-_WAITING_FACTOR = 10.0
-"""One that waits for others is hardly at fault; only if nothing else ends it."""
+_LAST_FACTOR = 10.0
+"""One that waits for others is hardly at fault, one that computes between two steps may have much to do; only if nothing else ends it."""
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +57,11 @@ def accuse(waited: float, before: Sighting, now: Sighting, limits: Limits) -> st
     idle = now.at - before.at
     end = max(_BUSY_SECONDS, _BUSY_FACTOR * limits.median, limits.first / 4)
     if now.is_waiting:
-        is_endless = waited >= _WAITING_FACTOR * end
+        is_endless = waited >= _LAST_FACTOR * end
         return f"it waits without an end: awaited for {waited:.1f} s" if is_endless else ""
     if now.is_outside and idle < _OUTSIDE_SECONDS:
-        return ""
+        is_endless = waited >= _LAST_FACTOR * max(end, _OUTSIDE_SECONDS)
+        return f"it is between two steps without an end: {waited:.1f} s" if is_endless else ""
     if now.state == "S" and now.ticks == before.ticks and idle >= max(_IDLE_SECONDS, patience / 2):
         return f"it has used no CPU for {idle:.1f} s while it was awaited"
     if waited >= end:

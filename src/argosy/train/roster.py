@@ -86,6 +86,17 @@ class Roster:
         """Whether a rank has."""
         return self._memory.load(self._row(generation, rank)) == generation + 1
 
+    def rows(self) -> list[tuple[int, int, int]]:
+        """(generation, rank, process id) of all that have enlisted in the last generations and have not ended."""
+        found = []
+        for table in range(_TABLES):
+            for rank in range(self._most_ranks):
+                at = self._row(table, rank)
+                words = [self._memory.load(at + place) for place in (0, 8, 16)]
+                if words[0] and start_time(words[1]) == words[2]:
+                    found.append((words[0] - 1, rank, words[1]))
+        return found
+
     # --- the beginning ------------------------------------------------------------------------
 
     def first_generation(self, generation: int) -> int:

@@ -45,6 +45,8 @@ class Suspicions:
         self._seen: dict[int, recovery.Sighting] = {}
         self._beats: dict[int, tuple[int, float]] = {}
         """Of each rank looked at: its beats, and when they were last seen to grow."""
+        self._excused: dict[int, float] = {}
+        """How long each was waited for when it was last seen to wait itself, or between two steps: its own time begins then."""
 
     def learn(self, seconds: float) -> None:
         """A step took so long."""
@@ -87,6 +89,10 @@ class Suspicions:
         limits = recovery.Limits(
             median=self.median_seconds, more=self._more_seconds, first=self._first_seconds
         )
+        if is_waiting or glance.is_outside:
+            self._excused[rank] = waited
+        else:
+            waited -= self._excused.get(rank, 0.0)
         reason = recovery.accuse(waited, before, sighting, limits)
         if reason:
             self._accused[pid] = now
@@ -94,7 +100,7 @@ class Suspicions:
 
     def _restart(self, now: float) -> None:
         self._started = now
-        self._seen, self._beats = {}, {}
+        self._seen, self._beats, self._excused = {}, {}, {}
 
     def _is_waiting(self, rank: int, beats: int, at: float) -> bool:
         """Whether a rank has looked up from a wait of its own lately."""

@@ -62,3 +62,11 @@ def test_one_that_uploads_between_two_steps_is_left_in_peace_for_a_while():
     assert not look(30.0)
     assert look(70.0)
     assert "stopped" in look(2.0, state="T")
+
+
+def test_one_that_computes_between_two_steps_has_much_time_and_not_for_ever():
+    def look(at):
+        return accuse(at, _seen(at, 9, "R"), _seen(at, 9, "R", is_outside=True), LIMITS)
+
+    assert not look(500.0)
+    assert "between two steps" in look(800.0)
