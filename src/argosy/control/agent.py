@@ -31,7 +31,7 @@ from argosy.control.probes import Probes
 from argosy.errors import ArgosyError, ClusterError, ProtocolError
 from argosy.native import isa
 from argosy.protocol.channel import Channel, Refused, agent_channel
-from argosy.protocol.messages import Ask, FromController, Launch, Wants
+from argosy.protocol.messages import Answer, Ask, FromController, Launch, Wants
 
 logger = logging.getLogger("argosy.agent")
 _LIST_ID = 0
@@ -258,8 +258,15 @@ class Agent:
 
     async def _answer(self, channel: Channel[FromController | Refused], ask: Ask) -> None:
         answer = await self._errands.answer(ask)
-        if not channel.is_closing:
+        if channel.is_closing:
+            return
+        try:
             channel.send(answer)
+        except ProtocolError as error:
+            # Too long: whoever asked is told, and nothing else suffers.
+            channel.send(
+                Answer(id=ask.id, ok=False, error=f"the answer to `{ask.verb}`: {error.what}")
+            )
 
     # The decider.
 

@@ -20,6 +20,8 @@ from argosy.protocol.facts import AttemptSuspected
 from argosy.telemetry.rundir import stacks_directory
 
 logger = logging.getLogger("argosy.controller")
+MOST_STACKS = 256
+"""Asked for at once: an answer is a message, and has a limit."""
 _SHARE = 0.8
 """Of the time there is, so much for the stacks themselves."""
 
@@ -50,7 +52,7 @@ class Evidence:
             for attempt in members
         }
         hosts: dict[str, list[str]] = {}
-        for attempt in members:
+        for attempt in members[:MOST_STACKS]:
             hosts.setdefault(attempt.host, []).append(attempt.id)
         task = asyncio.create_task(self._take(fact, who, hosts))
         self._tasks.add(task)

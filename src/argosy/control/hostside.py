@@ -43,6 +43,7 @@ from argosy.protocol.messages import (
 )
 
 _ALIVE = ("spawning", "starting", "running", "parked")
+MOST_IN_BATCH = 2048
 
 
 @dataclass(slots=True)
@@ -561,4 +562,9 @@ def _grouped(launches: Iterable[Launch]) -> list[list[Launch]]:
     groups: dict[Any, list[Launch]] = {}
     for launch in launches:
         groups.setdefault(group_key(launch), []).append(launch)
-    return list(groups.values())
+    # A frame has a limit. Batches of one generation share its store.
+    return [
+        group[first : first + MOST_IN_BATCH]
+        for group in groups.values()
+        for first in range(0, len(group), MOST_IN_BATCH)
+    ]

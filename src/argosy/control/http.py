@@ -25,6 +25,7 @@ from argosy import __version__
 from argosy.config.spec import Submission
 from argosy.control import api, injection, openapi
 from argosy.control.conductor import Conductor
+from argosy.control.evidence import MOST_STACKS
 from argosy.control.shutdown import Shutdown
 from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, follow_events, with_rank
 from argosy.control.views import RunView, with_halted
@@ -239,10 +240,12 @@ class HttpApi:
             if query.role in (None, process["role"]) and query.index in (None, process["index"])
         }
         found: dict[str, dict[str, Any]] = {}
+        attempts = list(processes)
         for host in self._conductor.links.hosts():
-            data = {"attempts": list(processes)}
-            answer = await self._conductor.links.ask(host, "stacks", data, timeout_seconds=60)
-            found |= {stack["attempt"]: stack for stack in answer["stacks"]}
+            for first in range(0, len(attempts), MOST_STACKS):
+                data = {"attempts": attempts[first : first + MOST_STACKS]}
+                answer = await self._conductor.links.ask(host, "stacks", data, timeout_seconds=60)
+                found |= {stack["attempt"]: stack for stack in answer["stacks"]}
         keys = ("role", "index", "rank", "attempt", "pid")
         stacks = [
             {**{key: process.get(key) for key in keys}, **found[attempt]}

@@ -19,6 +19,8 @@ from argosy.control.supervisor import Supervisor
 from argosy.protocol.messages import Launch, Reserve, Want, Wants
 
 GRACE_SECONDS, JOINED_GRACE_SECONDS = 10.0, 30.0
+MOST_IN_MESSAGE = 2048
+"""Wants in one message: a few MiB, whatever a host has."""
 
 
 def wants_of(state: HostWants, runs: dict[str, Supervisor], runs_directory: str) -> Wants:
@@ -46,6 +48,31 @@ def wants_of(state: HostWants, runs: dict[str, Supervisor], runs_directory: str)
         wants=wants,
         reserves=reserves,
     )
+
+
+def pages_of(message: Wants, most: int = MOST_IN_MESSAGE) -> list[Wants]:
+    """The same in messages of bounded size; each follows the one before it, and one that is lost holds the later ones up."""
+    everything: list[Want | Reserve] = [*message.wants, *message.reserves]
+    everything.sort(key=lambda each: each.version)
+    if len(everything) <= most:
+        return [message]
+    pages = []
+    since = message.since
+    for first in range(0, len(everything), most):
+        page, rest = everything[first : first + most], everything[first + most : first + most + 1]
+        # What has the same version as the next page's first is known as a whole only with that page.
+        version = rest[0].version - 1 if rest else message.version
+        pages.append(
+            Wants(
+                since=since,
+                version=version,
+                keeper=message.keeper,
+                wants=[each for each in page if isinstance(each, Want)],
+                reserves=[each for each in page if isinstance(each, Reserve)],
+            )
+        )
+        since = version
+    return pages
 
 
 def unlaunchable(

@@ -14,6 +14,8 @@ from argosy.protocol.messages import Observed
 # acknowledgement.
 FEW = 64
 MOST_IN_REPORT = 512
+MOST_ERROR_CHARACTERS = 1 << 20
+"""In one report: errors are long, and in a message they may take several times their room."""
 RESEND_SECONDS = 1.0
 SILENT_ACKNOWLEDGEMENTS = 32
 
@@ -84,9 +86,12 @@ class Outbox:
         """Everything unacknowledged, oldest first, up to a limit."""
         observed: list[Observed] = []
         self.sent_at = now
+        room = MOST_ERROR_CHARACTERS
         for number, each in self._entries:
-            if len(observed) >= MOST_IN_REPORT:
+            if len(observed) >= MOST_IN_REPORT or room <= 0:
                 break
+            if each is not None and each.data:
+                room -= len(each.data.get("error") or each.data.get("text") or "")
             self._sent = max(self._sent, number)
             if each is not None:
                 observed.append(each)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from argosy.control import hostside
 from argosy.control.hostside import HostSide
+from argosy.control.launching import pages_of
 from argosy.protocol.messages import (
     Acknowledge,
     Hello,
@@ -512,3 +514,38 @@ def test_a_run_of_which_the_keeper_still_holds_memory_is_named_in_the_hello_and_
     assert stage.hellos[-1].runs == []
     stage.take(stage.side.tick(stage.now + 100))
     assert len(stage.sent("end_run")) == 2
+
+
+def test_what_is_wanted_of_many_processes_comes_in_pages_and_goes_in_batches(monkeypatch):
+    monkeypatch.setattr(hostside, "MOST_IN_BATCH", 4)
+    gang = {"gang": True, "generation": 1}
+    # Several have the same version, also across the end of a page.
+    versions = [1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 4]
+    wants = [
+        Want(
+            attempt=f"r1.t.{i}.0",
+            version=version,
+            state="running",
+            launch=launch(f"r1.t.{i}.0", **gang, rank=i),
+        )
+        for i, version in enumerate(versions)
+    ]
+    reserves = [Reserve(run="r1", version=3, ports={"t/0/http": 0})]
+    whole = Wants(since=0, version=4, keeper="k1", wants=wants, reserves=reserves)
+    assert pages_of(whole) == [whole]
+    pages = pages_of(whole, most=3)
+    assert [len(page.wants) + len(page.reserves) for page in pages] == [3, 3, 3, 3]
+    stage = Stage()
+    for page in (pages[0], pages[2]):
+        stage.take(stage.side.receive(stage.now, page))
+    # One was lost: what follows it waits until all of it is sent again.
+    assert stage.reports[-1].wants_version == pages[0].version
+    for page in pages_of(whole, most=3):
+        stage.take(stage.side.receive(stage.now, page))
+    spawned = [f["batch"]["attempts"] for f in stage.sent("spawn")]
+    assert sum(map(len, spawned)) == len({o["attempt"] for batch in spawned for o in batch}) == 11
+    assert len(stage.sent("reserve")) == 1
+    assert stage.reports[-1].wants_version == 4
+    stage = Stage()
+    stage.take(stage.side.receive(stage.now, whole))
+    assert [len(f["batch"]["attempts"]) for f in stage.sent("spawn")] == [4, 4, 3]

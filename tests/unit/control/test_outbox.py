@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.control.outbox import FEW, MOST_IN_REPORT, Outbox
+from argosy.control.outbox import FEW, MOST_ERROR_CHARACTERS, MOST_IN_REPORT, Outbox
 from argosy.protocol.messages import Observed
 
 
@@ -54,3 +54,17 @@ def test_nothing_is_forgotten_before_it_is_acknowledged(steps):
         assert not left or box.forgettable < left[0]
         through = box.take_forgettable()
         assert not through or all(each > through for each in left)
+
+
+def test_a_report_with_long_errors_is_kept_short():
+    box = Outbox("k")
+    for number in range(1, 101):
+        data = {"error": "x" * (MOST_ERROR_CHARACTERS // 10)}
+        box.add(number, Observed(number=number, kind="exited", data=data))
+    taken = 0
+    while box.unsent():
+        report = box.take(0.0)
+        assert 1 <= len(report) <= 11
+        taken += len(report)
+        box.acknowledge(report[-1].number)
+    assert taken == 100
