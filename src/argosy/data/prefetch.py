@@ -2,7 +2,8 @@
 
 The trainer says which lanes it will want (`expect`) and takes them (`take`); what is not ready is computed at once, so prefetch changes time
 and nothing else. At most `depth` batches wait. A feed that uses the process's random generators is computed in the caller's thread:
-seeding them behind a running model would change its dropout. So is one whose batches take less time than two threads need to hand one over.
+seeding them behind a running model would change its dropout. So is one whose batches take less time than two threads need to hand one over: those
+of a step are made together, when it begins, while the code that makes them is warm.
 """
 
 from __future__ import annotations
@@ -32,22 +33,24 @@ class Trial:
     def __init__(self) -> None:
         self._steps = self._left = _FIRST_STEPS
         self._is_on = False
-        self._seconds, self._count = 0.0, 0
+        self._seconds: list[float] = []
 
     def add(self, seconds: float) -> None:
         """The caller has made a batch, in so much time."""
-        self._seconds += seconds
-        self._count += 1
+        if self._is_on:
+            self._seconds.append(seconds)
 
     def is_ahead(self) -> bool:
         """Asked when a step begins: whether its batches are to be made ahead."""
-        if self._is_on and self._seconds > QUICK_SECONDS * self._count:
+        # Half of them, since a busy machine makes any one of them wait.
+        middle = sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else QUICK_SECONDS
+        if middle > QUICK_SECONDS:
             self._left, self._steps = self._steps, min(2 * self._steps, _MOST_STEPS)
         elif self._is_on:
             self._steps = _FIRST_STEPS
         self._is_on = self._left == 0
         self._left = max(self._left - 1, 0)
-        self._seconds, self._count = 0.0, 0
+        self._seconds.clear()
         return not self._is_on
 
 
@@ -75,6 +78,8 @@ class Ahead:
         self._expected: set[Place] = set()
         self._ready: dict[Place, Batch | BaseException] = {}
         self._working_on: Place | None = None
+        self._made: dict[Place, Batch] = {}
+        """By the caller, for the step that begins."""
         self._is_closed = False
         self._is_idle = True
         """Nothing is wanted, made or ready: until somebody expects something the thread has no part in this."""
@@ -88,9 +93,11 @@ class Ahead:
             # Threads and what they held do not follow into a forked process.
             self._begin()
         is_ahead = self._trial.is_ahead()
-        if self._is_idle and not is_ahead:
-            return
         listed = list(dict.fromkeys(places))
+        if self._is_idle and not is_ahead:
+            self._make(listed)
+            return
+        self._made.clear()
         with self._changed:
             self._expected = set(listed)
             for place in set(self._ready) - self._expected:
@@ -107,6 +114,9 @@ class Ahead:
         """The batch, ready or not; raises here what was raised while it was computed."""
         place = (index, lane)
         self._num_taken += 1
+        made = self._made.pop(place, None)
+        if made is not None:
+            return made
         if not self._is_idle and os.getpid() == self._pid and self._thread is not None:
             with self._changed:
                 while self._working_on == place and not self._is_closed:
@@ -121,6 +131,21 @@ class Ahead:
             if done is not None:
                 self._num_ready += 1
                 return done
+        return self._try(index, lane)
+
+    def _make(self, places: list[Place]) -> None:
+        """Make the batches of the first index; what cannot be made is tried again, and its error raised, where it is taken."""
+        self._made = {}
+        for index, lane in places:
+            if index != places[0][0]:
+                return
+            try:
+                self._made[index, lane] = self._try(index, lane)
+            # Whatever it is belongs to who takes this batch.
+            except Exception:  # noqa: BLE001
+                return
+
+    def _try(self, index: int, lane: int) -> Batch:
         started = time.perf_counter()
         batch = self._feed.batch(index, lane)
         self._trial.add(time.perf_counter() - started)

@@ -184,3 +184,19 @@ def test_who_makes_a_batch_is_settled_by_its_time(monkeypatch, limit, name):
             wait_ready(ahead, 1)
         assert value(ahead, 50, 0) == 500
     assert (50, 0, name) in feed.made
+
+
+def test_an_error_of_a_quick_batch_is_raised_where_it_is_taken(monkeypatch):
+    monkeypatch.setattr(prefetch, "QUICK_SECONDS", 3600.0)
+    feed = Gated()
+    feed.gate.release(100)
+    with Ahead(feed, depth=2) as ahead:
+        for _ in range(6):
+            ahead.expect([])
+        ahead.expect([(-1, 0), (-1, 1), (0, 0)])
+        with pytest.raises(ValueError, match="no batch -1"):
+            ahead.take(-1, 0)
+        ahead.expect([(1, 0), (1, 1), (2, 0)])
+        assert [made[:2] for made in feed.made[-2:]] == [(1, 0), (1, 1)]
+        assert [value(ahead, 1, lane) for lane in (0, 1)] == [10, 11]
+        assert len(feed.made) == 4
