@@ -14,16 +14,16 @@ def _metrics(capsys, *arguments):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_dozen_stories_of_two_hundred_hosts_break_nothing(capsys):
-    code, metrics = _metrics(capsys, "--seeds", "0-23")
+def test_a_dozen_stories_of_two_hundred_hosts_break_nothing(capsys):
+    code, metrics = _metrics(capsys, "--seeds", "0-11")
     assert code == 0
-    assert (metrics["seeds"], metrics["hosts"], metrics["broken_invariants"]) == (24, 200, 0)
+    assert (metrics["seeds"], metrics["hosts"], metrics["broken_invariants"]) == (12, 200, 0)
     assert metrics["least_events"] >= 5000
     assert metrics["least_faults"] >= 20
 
 
 @pytest.mark.timeout(120)
 def test_a_seed_has_the_same_history_every_time(capsys):
-    code, metrics = _metrics(capsys, "--seeds", "50-53", "--twice")
+    code, metrics = _metrics(capsys, "--seeds", "50-51", "--twice")
     assert code == 0
-    assert metrics["histories_compared"] == 4
+    assert metrics["histories_compared"] == 2
