@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from argosy.checkpoint import checksums, directio, tables
-from argosy.checkpoint.directio import ALIGNMENT, FILES, Buffer, Files
+from argosy.checkpoint.directio import ALIGNMENT, BLOCKS, FILES, Files
 from argosy.checkpoint.layouts import Image
 from argosy.checkpoint.shares import Duty
-from argosy.checkpoint.sources import Source
-from argosy.checkpoint.tables import BLOCK_BYTES, Written
+from argosy.checkpoint.sources import Run, Source
+from argosy.checkpoint.tables import Written
 
 Pace = Callable[[int], None]
 THREADS = 4
@@ -44,7 +44,6 @@ class BlockWriter:
         self._pace = pace
         self._files = files
         self._is_direct = directio.can_write_direct(files, directory)
-        self._local = threading.local()
         self._failed = threading.Event()
 
     def write(self, duties: Sequence[Duty]) -> list[Written]:
@@ -95,7 +94,16 @@ class BlockWriter:
         try:
             if self._pace is not None:
                 self._pace(duty.stop - duty.start)
-            return self._send(duty, file.name, descriptors, tables.chunk_bytes_for(file.size))
+            chunk_bytes = tables.chunk_bytes_for(file.size)
+            address = self._source.view(duty)
+            if address is not None:
+                runs = [(duty.start, duty.stop)]
+                return self._send(duty, descriptors, chunk_bytes, address, runs)
+            with BLOCKS.lent() as block:
+                if duty.fragments is not None:
+                    ctypes.memset(block.address, 0, duty.stop - duty.start)
+                runs = self._source.fill(duty, block.address)
+                return self._send(duty, descriptors, chunk_bytes, block.address, runs)
         except OSError as failure:
             self._failed.set()
             inside = self._source.tensors_in(duty)
@@ -108,16 +116,14 @@ class BlockWriter:
             raise
 
     def _send(
-        self, duty: Duty, name: str, descriptors: tuple[int, int], chunk_bytes: int
+        self,
+        duty: Duty,
+        descriptors: tuple[int, int],
+        chunk_bytes: int,
+        address: int,
+        runs: list[Run],
     ) -> Written:
         length = duty.stop - duty.start
-        address, runs = self._source.view(duty), [(duty.start, duty.stop)]
-        if address is None:
-            block = self._block()
-            address = block.address
-            if duty.fragments is not None:
-                ctypes.memset(address, 0, length)
-            runs = self._source.fill(duty, address)
         crcs = checksums.of_chunks(address, length, chunk_bytes)
         crcs ^= checksums.of_zero_chunks(length, chunk_bytes)
         memory = memoryview((ctypes.c_uint8 * length).from_address(address)).cast("B")
@@ -125,7 +131,7 @@ class BlockWriter:
             low, high = start - duty.start, stop - duty.start
             self._send_run(descriptors, memory[low:high], start)
         return Written(
-            file=name,
+            file=self._image.files[duty.file].name,
             start=duty.start,
             num_bytes=sum(stop - start for start, stop in runs),
             crcs=tables.pack(crcs),
@@ -153,10 +159,3 @@ class BlockWriter:
         except OSError as failure:
             name = self._image.files[number].name
             raise directio.disk_error(failure, f"{name} cannot be flushed to the disk")
-
-    def _block(self) -> Buffer:
-        """Each thread reuses one."""
-        found: Buffer | None = getattr(self._local, "block", None)
-        if found is None:
-            found = self._local.block = Buffer(BLOCK_BYTES)
-        return found

@@ -13,13 +13,18 @@ import mmap
 import os
 import secrets
 import stat
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from argosy.errors import CheckpointDamaged, HomeError
 
 ALIGNMENT = 4096
+BLOCK_BYTES = 8 << 20
 SPARE_BYTES = 16 << 20
 """Left free: a file system that is full to the last block fails in other places."""
 
+_LARGE_PAGE = 2 << 20
 _FIXES = {
     errno.ENOSPC: "free some space, let fewer checkpoints stay, or save to another disk",
     errno.EDQUOT: "raise the quota, let fewer checkpoints stay, or save to another disk",
@@ -36,12 +41,38 @@ class Buffer:
 
     def __init__(self, num_bytes: int) -> None:
         self._map = mmap.mmap(-1, num_bytes)
+        if num_bytes >= _LARGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            # Fewer first touches, and fewer pages to pin for each direct transfer.
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without them
         self.memory = memoryview(self._map)
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
 
     def __len__(self) -> int:
         return len(self.memory)
+
+
+class Blocks:
+    """Buffers of one size that are lent out and taken back: saves and loads of a process share them."""
+
+    def __init__(self, num_bytes: int, most: int = 8) -> None:
+        self._num_bytes = num_bytes
+        self._free: deque[Buffer] = deque(maxlen=most)
+
+    @contextmanager
+    def lent(self) -> Iterator[Buffer]:
+        """One that nobody else has now."""
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = Buffer(self._num_bytes)
+        try:
+            yield block
+        finally:
+            self._free.append(block)
 
 
 class Files:
@@ -88,6 +119,7 @@ class Files:
 
 
 FILES = Files()
+BLOCKS = Blocks(BLOCK_BYTES)
 
 
 def disk_error(failure: OSError, what: str) -> HomeError:

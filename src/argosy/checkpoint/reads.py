@@ -19,13 +19,13 @@ import torch
 
 from argosy.checkpoint import checksums, directio, ranges
 from argosy.checkpoint.checksums import Table
-from argosy.checkpoint.directio import ALIGNMENT, FILES, Buffer, Files
+from argosy.checkpoint.directio import ALIGNMENT, BLOCKS, FILES, Buffer, Files
 from argosy.checkpoint.gathering import tensor_at
 from argosy.errors import CheckpointDamaged
 from argosy.move.boxes import Box, Held, row_major
 
 THREADS = 4
-STRETCH_BYTES = 8 << 20
+STRETCH_BYTES = directio.BLOCK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +124,11 @@ def read_bytes(stored: Stored, start: int, stop: int, *, files: Files = FILES) -
     chunk = stored.chunk_bytes
     low, high = start // chunk * chunk, min(stored.size, -(-stop // chunk) * chunk)
     found = bytearray()
-    block = Buffer(min(STRETCH_BYTES, -(-max(1, high - low) // ALIGNMENT) * ALIGNMENT))
-    for at in range(low, high, len(block)):
-        end = min(high, at + len(block))
-        _fetch(stored, at, end, block, files)
-        found += block.memory[: end - at]
+    with BLOCKS.lent() as block:
+        for at in range(low, high, STRETCH_BYTES):
+            end = min(high, at + STRETCH_BYTES)
+            _fetch(stored, at, end, block, files)
+            found += block.memory[: end - at]
     return bytes(found[start - low : stop - low])
 
 
@@ -138,20 +138,18 @@ def _run(
     threads: int,
     files: Files,
 ) -> None:
-    local = threading.local()
     has_failed = threading.Event()
 
     def one(job: Job) -> None:
         if has_failed.is_set():
             return
         stored, (start, stop), scatter = job
-        if not hasattr(local, "block"):
-            local.block = Buffer(STRETCH_BYTES)
         try:
-            _fetch(stored, start, stop, local.block, files)
-            statistics.add(stop - start)
-            if scatter is not None:
-                scatter(start, stop, local.block.address)
+            with BLOCKS.lent() as block:
+                _fetch(stored, start, stop, block, files)
+                statistics.add(stop - start)
+                if scatter is not None:
+                    scatter(start, stop, block.address)
         except BaseException:
             has_failed.set()
             raise

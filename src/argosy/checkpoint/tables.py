@@ -13,11 +13,12 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from argosy.checkpoint import directio
 from argosy.checkpoint.checksums import Table, of_zero_chunks
 from argosy.errors import CheckpointDamaged
 
 CHUNK_BYTES = 1 << 16
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = directio.BLOCK_BYTES
 """Unit of writing and the largest chunk; chunk sizes divide it."""
 SMALLEST_CHUNK = 4096
 _MOST_CHUNKS = 1 << 20
