@@ -74,6 +74,8 @@ class Household:
         self._board = Switchboard(self._selector, self._said, self._welcomed)
         self._ranks: dict[str, Rank] = {}
         self._ended: list[str] = []
+        self._unborn: list[tuple[str, Exit]] = []
+        """Replacements that could not be forked."""
         self._signals: list[int] = []
         self._ports: dict[int, socket.socket] = {}
         """The store's port of each living generation: bound, not listening; rank 0 hosts."""
@@ -108,12 +110,13 @@ class Household:
 
     def _turn(self) -> None:
         """Wait for something to happen and follow it up."""
-        due = self._upkeep.due
+        due = 0.0 if self._unborn else self._upkeep.due
         timeout = None if due is None else max(0.0, due - time.monotonic())
         for key, mask in self._selector.select(timeout):
             key.data(mask)
         ended, self._ended = self._ended, []
-        exits = [(attempt, self._reap(attempt)) for attempt in ended]
+        exits, self._unborn = self._unborn, []
+        exits += [(attempt, self._reap(attempt)) for attempt in ended]
         # Seen in one turn they have no order in time: what says that a peer was lost comes last.
         for attempt, exit in sorted(exits, key=lambda pair: is_peer_loss(pair[1].error)):
             self._do(self._upkeep.exited(attempt, exit, time.monotonic()))
@@ -154,10 +157,14 @@ class Household:
             pid = births.fork(environment, self._body, self._close_copies)
         except OSError as failure:
             os.close(error)
-            raise ClusterError(
-                f"rank {start.rank} cannot be forked: {failure.strerror}",
-                fix="use fewer ranks, or raise the limits: ulimit -u, ulimit -v",
-            )
+            self._board.dismiss(start.attempt)
+            what = f"rank {start.rank} cannot be forked: {failure.strerror}"
+            if start.generation > 1:
+                # The others go on meanwhile; what is lacking may be there again in a moment.
+                self._unborn.append((start.attempt, Exit(None, signal.SIGKILL, what)))
+                return
+            fix = "use fewer ranks, or raise the limits: ulimit -u, ulimit -v"
+            raise ClusterError(what, fix=fix)
         rank = Rank(pid, os.pidfd_open(pid), error)
         self._ranks[start.attempt] = rank
         self._selector.register(
@@ -220,13 +227,23 @@ class Household:
                 signal.pidfd_send_signal(rank.pidfd, signal.SIGCONT)
 
     def _take_stacks(self, reason: str) -> None:
-        """Ask py-spy about all ranks at once; whatever it says in time is kept."""
+        """Keep the stacks of all ranks, if they can be had."""
         beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
         program = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
         if program is None:
             return
         self._num_stacks += 1
         path = os.path.join(self._directory, f"stacks-{self._num_stacks}.txt")
+        try:
+            self._write_stacks(program, path, reason)
+        except OSError as error:
+            # Evidence is not worth the work of the living.
+            _say(f"the stacks of the ranks cannot be written: {error.strerror}")
+        else:
+            _say(f"stacks of all ranks: {path}")
+
+    def _write_stacks(self, program: str, path: str, reason: str) -> None:
+        """Ask py-spy about all ranks at once; whatever it says in time is kept."""
         with open(path, "wb", buffering=0) as file:
             file.write(f"{reason}\n".encode())
             asked = [
@@ -245,7 +262,6 @@ class Household:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        _say(f"stacks of all ranks: {path}")
 
     # --- events -----------------------------------------------------------------------------------
 

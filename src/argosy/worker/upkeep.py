@@ -25,6 +25,7 @@ _FAILURES = {
 _FIRST_WAIT_SECONDS = 0.1
 _MOST_WAIT_SECONDS = 5.0
 _MOST_STORY = 64
+_MOST_PLACES = 16
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Member:
     rank: int
     generation: int
     places: dict[int, int] = field(default_factory=dict)
-    """Its rank in each generation that it was a member of."""
+    """Its rank in each of the newest generations that it was a member of."""
     exit: Exit | None = None
     has_joined: bool = False
     has_progressed: bool = False
@@ -274,6 +275,8 @@ class Upkeep:
             if member is not None and member.exit is None:
                 member.generation = self.generation
                 member.places[self.generation] = rank
+                if len(member.places) > _MOST_PLACES:
+                    del member.places[min(member.places)]
                 actions.append(Tell(member.attempt, self.reform_frame(member)))
             else:
                 self._num_starts += 1

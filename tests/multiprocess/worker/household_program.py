@@ -1,5 +1,6 @@
 """A household that does one small thing, named on the command line: `household_program.py CASE DIRECTORY`; no torch in it."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -167,10 +168,31 @@ def leaving_children():
     (DIRECTORY / f"pid-{os.environ['RANK']}").write_text(str(child.pid))
 
 
+def lacking():
+    """Nothing can be written, and the first replacement cannot be forked."""
+    hang()
+
+
+def fail_to_fork_once():
+    fork, calls = births.fork, []
+
+    def scarce(*arguments):
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork(*arguments)
+
+    births.fork = scarce
+
+
 if __name__ == "__main__":
     name = sys.argv[1]
     body = globals()[name]
-    code = keep_house(body, num_ranks=3, directory=str(DIRECTORY), environment={})
+    directory = DIRECTORY
+    if name == "lacking":
+        directory = DIRECTORY / "missing"
+        fail_to_fork_once()
+    code = keep_house(body, num_ranks=3, directory=str(directory), environment={})
     # The parent itself is as it was: no rank, no descriptors of the household's.
     assert births.PARENT not in os.environ
     for number in os.listdir("/proc/self/fd"):

@@ -143,6 +143,13 @@ def test_a_suspect_is_killed_after_stacks_were_taken(run, tmp_path):
     assert "household_program.py" in stacks
 
 
+def test_neither_a_full_disk_nor_a_replacement_that_cannot_be_forked_ends_the_household(run):
+    code, _, errors = run("lacking")
+    assert code == 0, errors
+    assert "the stacks of the ranks cannot be written: No such file or directory" in errors
+    assert errors.count("rank 2 cannot be forked: Resource temporarily unavailable") == 1
+
+
 def test_what_cannot_succeed_ends_with_its_reason(run):
     code, _, errors = run("hopeless")
     assert code == 1

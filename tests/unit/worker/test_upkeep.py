@@ -309,3 +309,14 @@ def test_whatever_happens_it_ends_with_nobody_left(data):
         attempt = min(world.living)
         world.exit(attempt, KILLED if attempt in world.doomed else WELL)
     assert world.end is not None
+
+
+def test_only_the_newest_places_of_a_long_life_are_told():
+    world = World(2)
+    world.join_all()
+    for _ in range(20):
+        world.exit(world.of(1), KILLED)
+        world.join_all()
+    frame = world.upkeep.welcome_frames(world.of(0))[-1]
+    assert frame["message"]["generation"] == world.generation == 21
+    assert sorted(world.upkeep.members[0].places) == list(range(6, 22))

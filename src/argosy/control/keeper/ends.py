@@ -23,6 +23,8 @@ class Ends:
         self._ends: dict[tuple[str, str], dict[str, Message]] = {}
         self._roles: dict[str, tuple[str, str]] = {}
         """attempt -> its run and role"""
+        self._oldest: dict[tuple[str, str], int] = {}
+        """Ends before these generations were dropped."""
 
     def remember(self, run: str, role: str, frame: Message, oldest: int) -> None:
         """Keep an end; those that were over before the generation `oldest` concern nobody any more."""
@@ -31,10 +33,15 @@ class Ends:
         ends = self._ends.setdefault((run, role), {})
         ends[frame["attempt"]] = frame
         self._roles[frame["attempt"]] = (run, role)
-        past = [name for name, end in ends.items() if end["generation"] < oldest]
-        for name in [*past, *list(ends)[: max(0, len(ends) - len(past) - _MOST_ENDS)]]:
-            ends.pop(name, None)
-            self._roles.pop(name, None)
+        if oldest > self._oldest.get((run, role), 0):
+            self._oldest[run, role] = oldest
+            self._drop(ends, [name for name, end in ends.items() if end["generation"] < oldest])
+        if len(ends) > _MOST_ENDS:
+            self._drop(ends, [next(iter(ends))])
+
+    def _drop(self, ends: dict[str, Message], names: list[str]) -> None:
+        for name in names:
+            del ends[name], self._roles[name]
 
     def since(self, run: str, role: str, oldest: int) -> list[Message]:
         """Ends of members that had a place in this generation or a newer one."""
@@ -57,6 +64,7 @@ class Ends:
     def run_ended(self, run: str) -> None:
         """Nobody of this run comes any more."""
         for key in [key for key in self._ends if key[0] == run]:
+            self._oldest.pop(key, None)
             for attempt in self._ends.pop(key):
                 del self._roles[attempt]
 

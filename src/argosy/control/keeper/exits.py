@@ -82,6 +82,8 @@ class Exits:
             return
         frame = frame_of(attempt)
         self._send_peers(attempt.run, attempt.role, frame)
+        if attempt.rank is None:
+            return
         living = self.keeper.live_of(attempt.run, attempt.role)
         oldest = [oldest_generation(peer) for peer in living if peer.rank is not None]
         self.keeper.ends.remember(
