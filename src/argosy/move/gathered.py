@@ -133,7 +133,7 @@ def contents_of(
             f"{len(extra)} extra bytes, the layout has room for {layout.extra_bytes}",
             fix="make the layout with a larger extra_bytes",
         )
-    if touched is None:
+    if touched is None or touched == layout.all_names:
         bits = layout.all_touched
     else:
         bits = sum({1 << layout.index_of(name) for name in touched})

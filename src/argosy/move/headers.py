@@ -6,6 +6,7 @@ what the header says. Finished blocks belong to nobody: they stay valid when the
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -18,6 +19,8 @@ from argosy.move.layout import BITMAP, CLAIM, COUNT, FIRST, OWNER, PART, SEAL, V
 from argosy.move.rounds import Round
 from argosy.move.trees import Node, cover
 from argosy.move.words import Memory, Numbers, Progress
+
+_PLACE, _CLAIMED = struct.Struct("2Q"), struct.Struct("6Q")
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -62,6 +65,9 @@ class Headers:
         self._bitmap_words = layouts.bitmap_words(layout)
         self._terms_at = BITMAP + self._bitmap_words
         self._extra_at = self._terms_at + 2 * len(layout.terms)
+        self._bytes = memory.bytes
+        terms = f"{2 * len(layout.terms)}d"
+        self._contents_of = struct.Struct(f"{8 * self._bitmap_words}s{terms}{layout.extra_bytes}s")
 
     def blocks(self, round: Round) -> list[Block]:
         """All finished blocks of a round, as they stand now."""
@@ -128,15 +134,12 @@ class Headers:
 
     def finish(self, slot: int, round: Round, node: Node, contents: Contents) -> Block:
         """Write the rest of the header, then the seal: from here on the block counts."""
-        row = self._table[slot]
-        owner = int(row[OWNER])
+        owner = int(self._table[slot, OWNER])
         bits = contents.touched.to_bytes(8 * self._bitmap_words, "little")
-        row[BITMAP : self._terms_at] = np.frombuffer(bits, dtype=np.uint64)
-        terms = row[self._terms_at : self._extra_at].view(np.float64)
-        terms[:] = [number for term in contents.terms for number in term]
-        extra = row[self._extra_at :].view(np.uint8)
-        extra[: len(contents.extra)] = np.frombuffer(contents.extra, dtype=np.uint8)
-        row[COUNT], row[FIRST] = node.size, node.first
+        terms = [number for term in contents.terms for number in term]
+        at = self._at(slot, BITMAP)
+        self._contents_of.pack_into(self._bytes, at, bits, *terms, contents.extra)
+        _PLACE.pack_into(self._bytes, self._at(slot, FIRST), *node)
         seal = rounds.seal_of(round, node)
         self._memory.store(self._at(slot, SEAL), seal)
         self.release(slot, owner)
@@ -195,15 +198,8 @@ class Headers:
     def _invalidate(self, slot: int, round: Round, node: Node, owner: int) -> None:
         self._memory.store(self._at(slot, SEAL), 0)
         self._progress.fence()
-        row = self._table[slot]
-        row[VERSION : OWNER + 1] = (
-            round.version,
-            round.step,
-            round.part,
-            node.first,
-            node.size,
-            owner,
-        )
+        round_of = round.version, round.step, round.part
+        _CLAIMED.pack_into(self._bytes, self._at(slot, VERSION), *round_of, *node, owner)
 
     def _of_round(self, round: Round) -> list[int]:
         key = [round.version, round.step, round.part]

@@ -132,11 +132,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def names_of(self, touched: int) -> frozenset[str]:
         """The parameters of a bitmap."""
         if touched == self.all_touched:
-            return self._all_names
+            return self.all_names
         return frozenset(p.name for i, p in enumerate(self.parameters) if touched >> i & 1)
 
     @cached_property
-    def _all_names(self) -> frozenset[str]:
+    def all_names(self) -> frozenset[str]:
+        """Of all parameters."""
         return frozenset(self.indices)
 
     def span(self, name: str) -> tuple[int, int]:

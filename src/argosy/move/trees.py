@@ -6,6 +6,7 @@ A node of n lanes splits at the largest power of two below n. Equal trees give e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -37,6 +38,7 @@ def halves(node: Node) -> tuple[Node, Node]:
     return Node(node.first, left), Node(node.first + left, node.size - left)
 
 
+@functools.lru_cache(maxsize=4096)
 def parent_of(node: Node, num_lanes: int) -> Node:
     """The node whose child this one is; the root is its own parent."""
     parent = current = Node(0, num_lanes)

@@ -31,6 +31,7 @@ class Versions:
         self._layout = layout
         self._places = places
         self._pin_bytes = (layout.num_versions * 8 + _LINE - 1) // _LINE * _LINE
+        self._pins = memory.numbers(places.pins, layout.num_owners * self._pin_bytes // 8)
         self._done = memory.numbers(places.done, layout.num_pages)
         self._refreshed = memory.numbers(places.refreshed, layout.num_pages)
         self._pages: dict[int, Places] = {}
@@ -185,11 +186,12 @@ class Versions:
     def pins(self) -> dict[int, list[tuple[int, int]]]:
         """(version, slot) of all pins, by owner."""
         found: dict[int, list[tuple[int, int]]] = {}
-        for owner in range(self._layout.num_owners):
-            for slot in range(self._layout.num_versions):
-                word = self._memory.load(self._pin_at(owner, slot))
-                if word:
-                    found.setdefault(owner, []).append((word - 1, slot))
+        # Mostly there are none, of many that there could be.
+        for place in np.flatnonzero(self._pins).tolist():
+            owner, slot = divmod(place, self._pin_bytes // 8)
+            word = self._memory.load(self._pin_at(owner, slot))
+            if word:
+                found.setdefault(owner, []).append((word - 1, slot))
         return found
 
     def sweep(self, owner: int) -> int:

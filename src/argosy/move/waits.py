@@ -67,7 +67,7 @@ class Peers:
             )
         self.pidfds = tuple(pidfds)
         self.ranks = tuple(range(len(pidfds)) if ranks is None else ranks)
-        self.broken = None if broken is None else _checked(broken, 4)
+        self.broken = None if broken is None else checked(broken, 4)
         self._array = (ctypes.c_int32 * max(1, len(self.pidfds)))(*self.pidfds)
         num_processes = len(self.pidfds) + (-1 not in self.pidfds)
         is_crowded = num_processes > len(os.sched_getaffinity(0))
@@ -93,7 +93,7 @@ def wait(
     PeerLost when a peer has ended or the broken word is set, TimedOut when `deadline` (of `time.monotonic()`) has passed. `what` says
     in those errors what was waited for.
     """
-    _checked(word, 4)
+    checked(word, 4)
     peers = _NOBODY if peers is None else peers
     native = loader.library()
     spin_seconds = peers.spin_seconds
@@ -125,7 +125,7 @@ def wait(
 
 def post(word: int, value: int) -> None:
     """Store `value` after everything that was written before, and wake all who wait for the word."""
-    _checked(word, 4)
+    checked(word, 4)
     native = loader.quick()
     if native is None:
         futexes.post(word, value & _MASK)
@@ -135,7 +135,7 @@ def post(word: int, value: int) -> None:
 
 def wake(word: int) -> None:
     """Let all who wait for the word look again."""
-    _checked(word, 4)
+    checked(word, 4)
     native = loader.quick()
     if native is None:
         futexes.wake(word)
@@ -154,7 +154,7 @@ def fence() -> None:
 
 def peek(word: int) -> int:
     """The 32-bit word as it is now; what was written before its `post` is then visible."""
-    _checked(word, 4)
+    checked(word, 4)
     native = loader.quick()
     return futexes.peek(word) if native is None else int(native.ag_peek(word))
 
@@ -169,7 +169,7 @@ def break_off(peers: Peers, rank: int, status: int = loader.PEER_LOST) -> None:
 
 def load(word: int) -> int:
     """The 64-bit word; what was written before its `store` is then visible."""
-    _checked(word, 8)
+    checked(word, 8)
     native = loader.quick()
     return futexes.load(word) if native is None else int(native.ag_load(word))
 
@@ -179,7 +179,7 @@ def store(word: int, value: int) -> None:
 
     A word that others compare-and-swap is stored only before they know of it.
     """
-    _checked(word, 8)
+    checked(word, 8)
     native = loader.quick()
     if native is None:
         futexes.store(word, value)
@@ -192,14 +192,15 @@ def compare_and_swap(word: int, expected: int, desired: int, *, descriptor: int 
 
     `descriptor` is the memfd that the word lies in: without native code its lock does what an instruction does otherwise.
     """
-    _checked(word, 8)
+    checked(word, 8)
     native = loader.quick()
     if native is None:
         return futexes.compare_and_swap(word, expected, desired, descriptor)
     return bool(native.ag_compare_and_swap(word, expected, desired))
 
 
-def _checked(word: int, alignment: int) -> int:
+def checked(word: int, alignment: int) -> int:
+    """The address, if a shared word of so many bytes can have it; ConfigError otherwise."""
     if word <= 0 or word % alignment:
         raise ConfigError(
             f"{word:#x} is no address of a shared word of {alignment} bytes",

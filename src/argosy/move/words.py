@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from argosy.errors import PeerLost, TimedOut
-from argosy.move import waits
+from argosy.move import futexes, waits
+from argosy.native import loader
 
 Numbers = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -28,16 +29,21 @@ class Memory:
     def __init__(self, region: torch.Tensor, descriptor: int) -> None:
         self.region = region
         self._descriptor = descriptor
-        self._address = region.data_ptr()
+        self._address = waits.checked(region.data_ptr(), 8)
         self._bytes = region.numpy()
+        native = loader.quick()
+        # Found once: a step loads and stores a few hundred words.
+        self._load = futexes.load if native is None else native.ag_load
+        self._store = futexes.store if native is None else native.ag_store
 
     def load(self, offset: int) -> int:
         """Acquire: what was written before the word was stored is seen after this."""
-        return waits.load(self._address + offset)
+        found: int = self._load(self._address + offset)
+        return found
 
     def store(self, offset: int, value: int) -> None:
         """Release: what was written before this is seen by whoever loads the word."""
-        waits.store(self._address + offset, value)
+        self._store(self._address + offset, value)
 
     def store_all(self, words: Numbers, places: Places, values: Numbers | np.uint64) -> None:
         """Release of some words of a view, in any order. For words that say nothing while half of one is written."""
@@ -53,6 +59,11 @@ class Memory:
     def numbers(self, offset: int, count: int) -> Numbers:
         """A live view of words, without any ordering: to look for what is then loaded properly."""
         return self._bytes[offset : offset + 8 * count].view(np.uint64)
+
+    @property
+    def bytes(self) -> memoryview:
+        """All of it, without any ordering."""
+        return self._bytes.data
 
     def address_of(self, offset: int) -> int:
         """Address in this process."""
