@@ -171,7 +171,7 @@ class Lanes:
             view = views[place]
             gradient, parameter.grad = parameter.grad, None
             if gradient is view:
-                if view._version > seen[place] + 1:
+                if view._version > seen[place] + 1 and self._is_exact:
                     self._apart.add(name)
                     is_spoilt |= not is_first
             elif gradient is not None:

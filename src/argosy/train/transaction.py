@@ -20,6 +20,7 @@ from argosy.move.exchange import Exchange
 from argosy.move.gathered import Gathered, values_of
 from argosy.move.layout import Layout
 from argosy.move.rounds import Round
+from argosy.move.trees import Node, nodes_of
 from argosy.train import audits, ledgers, recovery
 from argosy.train.crew import Crew, Moved, Stopped
 from argosy.train.feeding import Feeding
@@ -268,7 +269,7 @@ class Transaction:
         if work.meant is None:
             work.meant = frozenset(self.lanes_of_this_rank())
         for first, count in self._blocks(attempt):
-            for node in self._layout.blocks(first, count):
+            for node in self._nodes(first, count):
                 claim = self._claim(round, node)
                 if claim is None:
                     continue
@@ -349,6 +350,12 @@ class Transaction:
                     self._exchange.wait_progress(deadline=deadline)
 
         return self.patience.wait(claim, lambda: self._exchange.writers(round))
+
+    def _nodes(self, first: int, count: int) -> list[Node]:
+        """The blocks of some lanes. Without a promise of bits all lanes of a subtree are added up in one slot: fewer are zeroed, written and read."""
+        if self._settings.mode == "exact":
+            return self._layout.blocks(first, count)
+        return nodes_of(first, count, self._layout.num_lanes)
 
     def _blocks(self, attempt: int = 0) -> list[tuple[int, int]]:
         """(first, count) of the lanes of this rank; a step that is computed again is dealt to others."""

@@ -161,6 +161,30 @@ def death_at_the_end(run):
     return {"steps": trainer.step}
 
 
+# --- mode="fast" ------------------------------------------------------------------------------------
+
+
+def fast(run, mode="fast", die=False):
+    """Lanes of a rank are added up in one slot."""
+
+    def loss(model, batch):
+        if die and batch.lane == 3:
+            die_at(run, 3)
+        return classify(model, batch)
+
+    trainer = trainer_of(run, make_model(), loss=loss, clip=CLIP, mode=mode)
+    losses = [step().loss for step in trainer.steps(6)]
+    return {"losses": losses, "slots": trainer.parts.exchange.statistics()["slots_used"]}
+
+
+def fast_killed(run):
+    return fast(run, die=True)
+
+
+def exactly(run):
+    return fast(run, mode="exact")
+
+
 # --- recovery=False: state is updated in place ------------------------------------------------------
 
 

@@ -23,6 +23,9 @@ def results(run_cases_together):
         "halved_doubles:2",
         "agreements:3",
         "death_at_the_end:3",
+        "exactly:2",
+        "fast:2",
+        "fast_killed:3",
         "kept:2",
         "in_place:1",
         "in_place:3",
@@ -78,6 +81,16 @@ def test_every_rank_has_the_same_state_and_gets_the_same_value_at_every_point_of
         assert [each[1:] for each in values[0]["agreed"]] == [
             [step, point] for point in ("first", "edited", "updated", "committed")
         ]
+
+
+def test_fast_mode_adds_a_ranks_lanes_in_one_slot_and_outlives_a_death(results):
+    exact, fast, killed = (
+        results[case]["result"] for case in ("exactly:2", "fast:2", "fast_killed:3")
+    )
+    assert (exact["slots"], fast["slots"]) == (2, 1)
+    assert fast["losses"] == pytest.approx(exact["losses"], rel=1e-4)
+    assert killed["losses"] == pytest.approx(exact["losses"], rel=1e-4)
+    assert "was killed by signal 9" in results["fast_killed:3"]["errors"]
 
 
 def test_state_that_is_updated_in_place_comes_to_the_bits_of_versions_that_rotate(results):
