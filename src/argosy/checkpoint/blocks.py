@@ -7,11 +7,9 @@ or in the writer process: a `Source` gives the bytes, `pace` is asked before eac
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from argosy.checkpoint import checksums, directio, tables
 from argosy.checkpoint.directio import ALIGNMENT, BLOCKS, FILES, Files
@@ -44,7 +42,6 @@ class BlockWriter:
         self._pace = pace
         self._files = files
         self._is_direct = directio.can_write_direct(files, directory)
-        self._failed = threading.Event()
 
     def write(self, duties: Sequence[Duty]) -> list[Written]:
         """Reserve, write and flush every file that a duty touches; HomeError names file and tensors of what failed."""
@@ -55,7 +52,11 @@ class BlockWriter:
                 opened[number] = self._open(number)
             with ThreadPoolExecutor(self._threads, thread_name_prefix="argosy-blocks") as pool:
                 running = [pool.submit(self._write_one, duty, opened[duty.file]) for duty in duties]
-                written = [one.result() for one in running]
+                try:
+                    written = [one.result() for one in as_completed(running)]
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
                 for _ in pool.map(self._flush, [(number, opened[number]) for number in touched]):
                     pass
         finally:
@@ -89,8 +90,6 @@ class BlockWriter:
 
     def _write_one(self, duty: Duty, descriptors: tuple[int, int]) -> Written:
         file = self._image.files[duty.file]
-        if self._failed.is_set():
-            raise OSError(errno.ECANCELED, "another block failed")
         try:
             if self._pace is not None:
                 self._pace(duty.stop - duty.start)
@@ -105,15 +104,11 @@ class BlockWriter:
                 runs = self._source.fill(duty, block.address)
                 return self._send(duty, descriptors, chunk_bytes, block.address, runs)
         except OSError as failure:
-            self._failed.set()
             inside = self._source.tensors_in(duty)
             whose = ", ".join(inside[:3]) + (f" and {len(inside) - 3} more" if inside[3:] else "")
             raise directio.disk_error(
                 failure, f"{file.name}, bytes {duty.start} to {duty.stop} ({whose or 'its header'})"
             )
-        except BaseException:
-            self._failed.set()
-            raise
 
     def _send(
         self,

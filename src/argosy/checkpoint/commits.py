@@ -27,12 +27,12 @@ class Store:
     def __init__(self, path: Path, *, files: Files = FILES) -> None:
         self.path = path
         self._files = files
+        self._lock: int | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as failure:
             raise directio.disk_error(failure, f"the checkpoint directory {path} cannot be used")
-        self._lock: int | None = None
 
     def lock(self, owner: str = "") -> None:
         """Be the one session that saves here; ConfigError names the other. The kernel frees it when the process ends."""
@@ -100,6 +100,10 @@ class Store:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
 
 
 class Staging:

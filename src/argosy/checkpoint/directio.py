@@ -148,12 +148,12 @@ def can_write_direct(files: Files, directory: int) -> bool:
         if failure.errno in (errno.EINVAL, errno.EOPNOTSUPP):
             _unlink(name, directory)
             return False
-        raise
+        raise disk_error(failure, "the checkpoint's directory cannot be written to")
     try:
         return os.pwrite(descriptor, block.memory, 0) == ALIGNMENT
     except OSError as failure:
         if failure.errno != errno.EINVAL:
-            raise
+            raise disk_error(failure, "the checkpoint's directory cannot be written to")
         return False
     finally:
         os.close(descriptor)

@@ -1,0 +1,299 @@
+"""A state goes to disk and comes back: its bits, its ties, its streams, into other programs too."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from argosy.checkpoint import Checkpointer, Rules
+from argosy.errors import ConfigError, MismatchError, NotFoundError
+
+
+class Net(torch.nn.Module):
+    """Ties, a frozen part, buffers of both kinds, a view of another tensor, extra state."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.embed = torch.nn.Embedding(100, width)
+        self.inner = torch.nn.Linear(width, width)
+        self.norm = torch.nn.BatchNorm1d(width)
+        self.head = torch.nn.Linear(width, 100, bias=False)
+        self.head.weight = self.embed.weight
+        self.inner.bias.requires_grad_(False)
+        self.register_buffer("scratch", torch.zeros(5), persistent=False)
+        self.register_buffer("coarse", torch.randn(8, 6).bfloat16())
+        self.register_buffer("first_rows", self.coarse[2:4, 1:3])
+        self.told = {"calls": 3}
+
+    def get_extra_state(self):
+        return self.told
+
+    def set_extra_state(self, state):
+        self.told = state
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.inner(self.embed(tokens))))
+
+
+def made(steps=0, seed=0):
+    torch.manual_seed(seed)
+    model = Net()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    for _ in range(steps):
+        train(model, optimizer, schedule)
+    return {"model": model, "optimizer": optimizer, "schedule": schedule}
+
+
+def train(model, optimizer, schedule):
+    optimizer.zero_grad()
+    model(torch.randint(0, 100, (16,))).square().mean().backward()
+    optimizer.step()
+    schedule.step()
+
+
+def bits(state):
+    found = {f"model/{k}": v for k, v in state["model"].state_dict().items() if torch.is_tensor(v)}
+    for name, parameter in state["model"].named_parameters():
+        for key, value in state["optimizer"].state.get(parameter, {}).items():
+            found[f"optimizer/{name}/{key}"] = value
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert torch.equal(
+            a[name].view(torch.uint8) if a[name].dim() else a[name],
+            b[name].view(torch.uint8) if b[name].dim() else b[name],
+        ), name
+
+
+def test_a_resumed_run_has_the_bits_of_the_uninterrupted_one(tmp_path):
+    state = made(steps=3)
+    random.seed(1)
+    np.random.seed(2)
+    gauss = random.gauss(0, 1)  # leaves half a pair in the stream
+    with Checkpointer(tmp_path) as checkpointer:
+        path = checkpointer.save(3, state, metrics={"loss": 0.5})
+    assert path == tmp_path / "step-000000003"
+    drawn = [random.gauss(0, 1), np.random.randn(), torch.rand(3)]
+    for _ in range(2):
+        train(*state.values())
+    expected = bits(state)
+
+    fresh = made(seed=9)
+    with Checkpointer(tmp_path) as checkpointer:
+        loaded = checkpointer.load(fresh)
+    assert loaded.step == 3
+    assert gauss != drawn[0]
+    assert random.gauss(0, 1) == drawn[0]
+    assert np.random.randn() == drawn[1]
+    assert torch.equal(torch.rand(3), drawn[2])
+    for _ in range(2):
+        train(*fresh.values())
+    assert_same(bits(fresh), expected)
+    assert fresh["schedule"].get_last_lr() == state["schedule"].get_last_lr()
+    assert fresh["model"].told == {"calls": 3}
+    assert fresh["model"].head.weight is fresh["model"].embed.weight
+
+
+def test_ties_are_saved_once_and_non_persistent_buffers_never(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, made())
+    with checkpointer.open(1) as opened:
+        assert opened.manifest.aliases == {"head.weight": "embed.weight"}
+        assert "scratch" not in opened.names()
+        assert opened.manifest.tensors["inner.bias"].kind == "frozen"
+        assert opened.manifest.tensors["first_rows"].shape == (2, 2)
+        assert torch.equal(
+            opened.tensor("head.weight").read(), opened.tensor("embed.weight").read()
+        )
+
+
+def test_plain_readers_open_the_weights_unconverted(tmp_path):
+    state = made(steps=1)
+    path = Checkpointer(tmp_path).save(1, state)
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    wanted = {k: v for k, v in state["model"].state_dict().items() if torch.is_tensor(v)}
+    assert set(index["weight_map"]) == set(wanted) - {"head.weight"}
+    found = {}
+    for file in set(index["weight_map"].values()):
+        found |= load_file(path / file)
+        with safe_open(path / file, "pt") as opened:
+            assert opened.metadata() == {"format": "pt"}
+    assert index["metadata"]["total_size"] == sum(
+        t.numel() * t.element_size() for t in found.values()
+    )
+    for name, tensor in found.items():
+        assert torch.equal(tensor, wanted[name]), name
+
+
+def test_torchs_own_reader_loads_the_weights(tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    state = made(steps=1)
+    path = Checkpointer(tmp_path).save(1, state)
+    weights = {k: v.detach() for k, v in state["model"].named_parameters()}
+    found = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64,
+        torch.float16,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e4m3fn,
+        torch.uint16,
+    ],
+)
+def test_values_of_every_kind_come_back(tmp_path, dtype):
+    tensor = (torch.randn(3, 5) * 3).to(dtype)
+    empty, scalar = torch.empty(0, 4, dtype=dtype), torch.zeros((), dtype=dtype)
+    value = {"t": [tensor.t(), empty, scalar], "b": b"\0\xff", 7: (1, 2.5), "n": np.arange(4)}
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(0, {"user": value})
+    taken = {}
+    loaded = checkpointer.load({"user": taken})
+    assert loaded.values["user"] is not None
+    back, nothing, number = taken["t"]
+    raw = torch.uint8
+    assert torch.equal(back.view(raw), tensor.t().contiguous().view(raw))
+    assert back.dtype == tensor.dtype
+    assert nothing.shape == (0, 4)
+    assert number.shape == ()
+    assert (taken["b"], taken[7], taken["n"].tolist()) == (b"\0\xff", (1, 2.5), [0, 1, 2, 3])
+    assert torch.equal(checkpointer.open(0).value("user")["t"][0].view(raw), back.view(raw))
+
+
+def test_generators_of_the_user_go_on(tmp_path):
+    def state():
+        return {
+            "a": torch.Generator(),
+            "b": np.random.default_rng(3),
+            "c": random.Random(4),
+            "d": np.random.Generator(np.random.MT19937(1)),
+        }
+
+    first = state()
+    checkpointer = Checkpointer(tmp_path)
+    [g.random() for g in list(first.values())[1:]]
+    checkpointer.save(0, first)
+    second = state()
+    checkpointer.load(second)
+    for mine, theirs in zip(list(first.values())[1:], list(second.values())[1:], strict=True):
+        assert mine.random() == theirs.random()
+    assert torch.equal(first["a"].get_state(), second["a"].get_state())
+
+
+def test_lazy_slices_equal_the_tensors_own(tmp_path):
+    tensor = torch.randn(40, 6, 50)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(0, {"x": tensor})
+    lazy = checkpointer.open(0).tensor("x")
+    assert (lazy.shape, lazy.dtype) == (tensor.shape, tensor.dtype)
+    for index in [
+        3,
+        -1,
+        slice(5, 9),
+        (slice(None), 2),
+        (..., slice(10, 20)),
+        (1, 2, 3),
+        (slice(0, 40, 7), slice(1, 3)),
+        (slice(9, 3),),
+        (),
+    ]:
+        assert torch.equal(lazy[index], tensor[index]), index
+    with pytest.raises(IndexError):
+        lazy[40]
+    with pytest.raises(NotFoundError, match="no tensor 'y'"):
+        checkpointer.open(0).tensor("y")
+
+
+def test_partial_loads_follow_their_rules(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"model": torch.nn.Linear(4, 3)})
+    stored = checkpointer.open(1).tensor("weight").read()
+    wrapped = torch.nn.ModuleDict({"body": torch.nn.Linear(4, 3)})
+    with pytest.raises(MismatchError, match=r"lacks 2 tensors of the state, first 'body\.weight'"):
+        checkpointer.load({"model": wrapped})
+    checkpointer.load({"model": wrapped}, rules=Rules(rename=[(r"^body\.", "")]))
+    assert torch.equal(wrapped["body"].weight, stored)
+    bare = torch.nn.Linear(4, 3, bias=False)
+    with pytest.raises(MismatchError, match="has 1 tensors that the state lacks, first 'bias'"):
+        checkpointer.load({"model": bare})
+    assert checkpointer.load({"model": bare}, rules=Rules(strict="subset")).unused == ["bias"]
+    assert torch.equal(bare.weight, stored)
+    loaded = checkpointer.load({"model": wrapped}, rules=Rules(strict="any"))
+    assert sorted(loaded.missing) == ["body.bias", "body.weight"]
+
+
+def test_other_shapes_and_dtypes_are_refused_before_anything_changes(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"model": torch.nn.Linear(4, 3)})
+    with pytest.raises(MismatchError, match=r"weight has shape \(3, 5\) in the state and \(3, 4\)"):
+        checkpointer.load({"model": torch.nn.Linear(5, 3)})
+    half = torch.nn.Linear(4, 3).bfloat16()
+    before = half.weight.clone()
+    with pytest.raises(MismatchError, match="weight is bfloat16 in the state and float32"):
+        checkpointer.load({"model": half})
+    assert torch.equal(half.weight, before)
+    checkpointer.load({"model": half}, rules=Rules(cast=True))
+    assert torch.equal(half.weight, checkpointer.open(1).tensor("weight").read().bfloat16())
+
+
+def test_what_cannot_be_saved_is_named_and_leaves_nothing(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    for value, named in [
+        ({"a": [object()]}, "user/a/0"),
+        ({"s": torch.eye(3).to_sparse()}, "user/s"),
+    ]:
+        with pytest.raises(ConfigError, match=named):
+            checkpointer.save(1, {"user": value})
+    assert not list(tmp_path.glob("*step*")) + list(tmp_path.glob(".staging*"))
+    assert checkpointer.load({"user": {}}) is None
+
+
+def test_a_step_is_never_overwritten(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"x": torch.zeros(3)})
+    with pytest.raises(ConfigError, match="never overwritten"):
+        checkpointer.save(1, {"x": torch.ones(3)})
+    assert checkpointer.open(1).tensor("x").read().tolist() == [0, 0, 0]
+
+
+def test_two_runs_do_not_save_into_one_directory(tmp_path):
+    first = Checkpointer(tmp_path, run="alpha")
+    first.save(1, {"x": torch.zeros(3)})
+    with pytest.raises(ConfigError, match="alpha"):
+        Checkpointer(tmp_path).save(2, {"x": torch.zeros(3)})
+    first.close()
+    with Checkpointer(tmp_path) as second:
+        second.save(2, {"x": torch.zeros(3)})
+        parent = second.open(2).manifest.parent
+    assert parent is None  # nothing was loaded: a lineage of its own
+
+
+def test_parents_lead_back(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"x": torch.zeros(3)})
+        checkpointer.save(2, {"x": torch.zeros(3)})
+        manifest = checkpointer.open(2).manifest
+        from argosy.checkpoint.manifests import crc_of
+
+        assert manifest.parent.step == 1
+        assert manifest.parent.crc32c == crc_of(checkpointer.open(1).manifest_bytes)
