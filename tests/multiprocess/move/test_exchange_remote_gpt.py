@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from argosy.models import GPT
-from argosy.move import exchange, remote
+from argosy.move import exchange, groups, remote
 from argosy.move.layout import Layout, Parameter
 from argosy.move.rounds import Round
 from argosy.train.lanes import WHOLE, Lanes
@@ -31,7 +31,7 @@ def batch_of(lane):
 
 
 def loss(model, batch):
-    logits = model(batch.tokens).flatten(0, 1)
+    logits = model(batch.tokens).flatten(0, 1) * model.factors.mean().float()
     summed = functional.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
     return summed, batch.labels.numel()
 
@@ -41,12 +41,16 @@ def sums(rank, size, make):
     torch.manual_seed(5)
     torch.use_deterministic_algorithms(True)
     model = GPT.of_depth(1, vocab_size=VOCABULARY, sequence_length=LENGTH)
+    model.factors = torch.nn.Parameter(torch.rand(70_000, dtype=torch.float64))
     trained = dict(model.named_parameters())
     sizes = {name: parameter.numel() for name, parameter in trained.items()}
     layout = Layout(
         num_lanes=LANES,
         most_ranks=size,
-        parameters=tuple(Parameter(name=n, numel=numel) for n, numel in sizes.items()),
+        parameters=tuple(
+            Parameter(name=n, numel=p.numel(), is_double=p.dtype == torch.float64)
+            for n, p in trained.items()
+        ),
         terms=(WHOLE, "loss"),
     )
     shared = make("gpt", layout)
@@ -81,14 +85,15 @@ def test_sums_of_a_gpts_gradients_have_the_bits_of_the_shared_exchange(forked):
         torch.set_num_threads(1)
         return sums(rank, 1, exchange.open)
 
-    def join(size):
+    def join(size, backend):
         def prepare(rank, directory):
             torch.set_num_threads(1)
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            os.environ["ARGOSY_LOCALITY"] = "left" if rank < (size + 1) // 2 else "right"
             store = dist.FileStore(str(directory / "store"), size)
             seconds = timedelta(seconds=60)
             dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=seconds
+                backend, store=store, rank=rank, world_size=size, timeout=seconds
             )
 
         return prepare
@@ -98,9 +103,13 @@ def test_sums_of_a_gpts_gradients_have_the_bits_of_the_shared_exchange(forked):
     expected = alone["result"]
     assert len(expected["pages"]) > 4
     assert expected["terms"][0] == expected["terms"][1], "the weights have not changed"
-    for size in (2, 3):
+    # Gloo alone, and the argosy backend with the ranks on two pretended hosts: 2 + 1 and 2 + 2.
+    for size, backend in ((2, "gloo"), (3, groups.NAME), (4, groups.NAME)):
         said = forked(
-            size, lambda rank, _, n=size: sums(rank, n, remote.open), join(size), f"{size} ranks"
+            size,
+            lambda rank, _, n=size: sums(rank, n, remote.open),
+            join(size, backend),
+            f"{size} ranks",
         )
         assert all("result" in one for one in said), said
         pages = {page: bits for one in said for page, bits in one["result"]["pages"].items()}

@@ -20,7 +20,7 @@ from argosy.errors import (
     TimedOut,
 )
 from argosy.move import arenas, exchange, trees
-from argosy.move.gathered import total
+from argosy.move.gathered import total, values_of
 from argosy.move.layout import Layout, Parameter
 from argosy.move.rounds import Round
 from argosy.move.trees import Node
@@ -461,3 +461,36 @@ def test_a_merge_clears_the_block_it_changes_first_and_frees_the_other_last(make
         ("claim", "0"),
     ]
     assert log == [*merge, ("claim", "swap"), ("seal", "0")]
+
+
+def test_pages_of_doubles_are_added_in_double_also_when_slots_are_merged(make):
+    parameters = (
+        Parameter(name="single", numel=70_000),
+        Parameter(name="double", numel=40_000, is_double=True),
+        Parameter(name="last", numel=3),
+    )
+    layout = Layout(num_lanes=5, most_ranks=1, parameters=parameters, num_slots=3)
+    opened = make(layout)
+    made = torch.Generator().manual_seed(1)
+    lanes = {
+        p.name: torch.randn(5, p.numel, generator=made, dtype=torch.float64) for p in parameters
+    }
+    for lane in range(5):
+        claim = opened.claim(FIRST, Node(lane, 1))
+        claim.zero()
+        for name, values in lanes.items():
+            claim.gradient(name).copy_(values[lane])
+        opened.publish(claim)
+    gathered = opened.wait_lanes(FIRST, deadline=soon())
+    assert len(gathered.blocks) < 5, "siblings were added into one slot"
+    out = torch.zeros(layout.num_elements)
+    pages = list(range(layout.num_pages))
+    partials = opened.reduce(gathered, pages[::-1], out)[::-1]
+    for name, values in lanes.items():
+        kind = torch.float64 if name == "double" else torch.float32
+        a, b, c, d, e = values.to(kind)
+        found = values_of(out, layout, name)
+        assert found.dtype == kind
+        assert torch.equal(found, ((a + b) + (c + d)) + e)
+        squares = sum(partials[page] for page in layout.pages_of(name))
+        assert squares == pytest.approx(float(found.double().square().sum()), rel=1e-12)
