@@ -185,6 +185,18 @@ def test_a_batch_with_more_descriptors_than_one_message_carries_is_forked_in_par
         assert agent.wait_event("exited", attempt=order["attempt"])["code"] == 0
 
 
+def test_survivors_are_told_that_rank_zero_hosts_when_no_helper_can_be_had(keeper, agent, warm):
+    (order,) = orders = [keeper.order("sleep", "1000", env={"RANK": "0"})]
+    agent.spawn(*orders)
+    agent.wait_event("started", attempt=order["attempt"])
+    # This warm parent has not imported what a store needs.
+    reply = agent.spawn(zygote=warm, store={"host": "127.0.0.1"}, generation=2)
+    assert reply["store"]["hosted"] is False
+    agent.request("kill", attempt=order["attempt"])
+    agent.wait_event("exited", attempt=order["attempt"])
+    assert [e["text"] for e in agent.events if e["event"] == "note"] == []
+
+
 @pytest.mark.slow
 def test_a_gang_meets_at_the_store_that_a_helper_hosts(keeper, agent, client, tmp_path):
     warm = {"python": client.PYTHON, "preload": ["torch", "torch.distributed"], "env": {}}

@@ -138,6 +138,7 @@ class Starts:
             try:
                 frame, fds = self._prepare_fork(attempt, store)
             except (OrderError, ArenaError, OSError) as error:
+                self._give_up_helper(attempt, store)
                 self.exits.fail(attempt, str(error))
                 continue
             batch.append(attempt)
@@ -239,11 +240,15 @@ class Starts:
                 attempt.terminal.finish()
                 attempt.terminal = None
             if attempt.is_helper:
-                attempt.listener = None
+                self._give_up_helper(attempt, store)
                 self.exits.fail(attempt, why)
-                if store is not None:
-                    self._hold_port(store)
         self._all_by_exec([a for a in attempts if not a.is_helper], store, why)
+
+    def _give_up_helper(self, attempt: Attempt, store: Store | None) -> None:
+        """A helper that does not come is nobody's death: rank 0 hosts, and all are told so."""
+        if attempt.is_helper and store is not None:
+            attempt.listener = None
+            self._hold_port(store)
 
     def _hold_port(self, store: Store) -> None:
         try:

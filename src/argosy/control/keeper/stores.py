@@ -98,7 +98,7 @@ class Stores:
         helper.generation = store.generation
         helper.listener = store.socket
         store.helper = name
-        store.decide(is_hosted=True)
+        store.is_hosted = True  # for those that are forked with it; it is decided when it is there
         self.keeper.attempts[name] = helper
         return helper
 
@@ -107,6 +107,7 @@ class Stores:
         if store.socket is not None:
             store.socket.close()
             store.socket = None
+        store.decide(is_hosted=True)
 
     def leave_to_rank_zero(self, store: Store) -> None:
         """No helper: hold the port, bound and not listening, so that rank 0 can listen on it."""
