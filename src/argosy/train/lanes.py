@@ -64,6 +64,11 @@ class Lanes:
         # Slots have elements in the order of masters, whatever order the module keeps its own in: one pass of a strided add.
         warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout")
 
+    @property
+    def has_buffers(self) -> bool:
+        """Whether forward changes any."""
+        return bool(self._buffers)
+
     def compute(
         self,
         claim: Claim,

@@ -250,12 +250,11 @@ class Memories:
     def refresh(self, slot: int, names: list[str]) -> None:
         """Derive the weights of these parameters from a version: an idempotent copy."""
         version = self.version(slot)
-        for name in names:
-            weight = self.weights.tensors.get(name)
-            value = version.tensor(name)
-            # Buffers are copied by each rank for itself; a weight that a version lends is its value.
-            if weight is not None and weight is not value:
-                weight.copy_(value)
+        pairs = [(self.weights.tensors.get(name), version.tensor(name)) for name in names]
+        # Buffers are copied by each rank for itself; a weight that a version lends is its value.
+        stale = [(to, value) for to, value in pairs if to is not None and to is not value]
+        if stale:
+            torch._foreach_copy_([to for to, _ in stale], [value for _, value in stale])
 
 
 def _region(arena: arenas.Arena, num_bytes: int) -> int:

@@ -196,8 +196,8 @@ class Parts:
 
     def load_buffers(self) -> None:
         """Give the module the committed values of the buffers that forward changes."""
-        if self.replicated is not None:
-            return  # they are private, like the weights
+        if self.replicated is not None or not self.lanes.has_buffers:
+            return  # there they are private, like the weights
         version = self.committed
         for name, buffer in assembly.plain(self.model).named_buffers():
             if BUFFER + name in self.exchange.layout.indices:

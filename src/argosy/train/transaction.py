@@ -399,8 +399,7 @@ class Transaction:
                 assert gathered is not None
                 self._advance(part, old, new, names, gathered, outcome["scale"], work.step)
             else:
-                for name in names:
-                    new.copy_from(source, name)
+                new.copy_from(source, *names)
             if outcome["verdict"] == "rewind":
                 self._snapshots.undo(work.before(part), source, new)
                 if work.before(part):
@@ -455,7 +454,7 @@ class Transaction:
         gradients: dict[str, torch.Tensor | None] = {}
         found: list[torch.Tensor] = []
         for name in names:
-            flat = values_of(self._gradients, self._layout, name)
+            flat = self._sums[name]
             if name.startswith(BUFFER):
                 _average(old, new, name, flat, self._layout.num_lanes)
             elif name in gathered.touched:
@@ -475,6 +474,12 @@ class Transaction:
                     1.0 - self._settings.ema,
                     out=new.tensor(name, "ema"),
                 )
+
+    @cached_property
+    def _sums(self) -> dict[str, torch.Tensor]:
+        """Where each parameter's elements are added up over all lanes."""
+        layout = self._layout
+        return {p.name: values_of(self._gradients, layout, p.name) for p in layout.parameters}
 
     # --- the flip -----------------------------------------------------------------------------
 
