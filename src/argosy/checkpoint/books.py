@@ -25,6 +25,9 @@ class Book:
         self.entries: list[Entry] = []
         self.aliases: dict[str, str] = {}
         self.values: dict[str, Any] = {}
+        """Trees by key, the same on all ranks."""
+        self.own_values: dict[str, Any] = {}
+        """Trees by key that each rank has for itself."""
         self.read: set[str] = set()
         """Names of tensors that were read before the rest."""
         self.parameters: dict[int, str] = {}

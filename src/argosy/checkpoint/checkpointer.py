@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from argosy.checkpoint import manifests, saving
+from argosy.checkpoint import groups, manifests, names, saving
 from argosy.checkpoint.blocks import THREADS
+from argosy.checkpoint.boards import Group
 from argosy.checkpoint.books import Book
 from argosy.checkpoint.catalogue import Catalogue
 from argosy.checkpoint.commits import Store
@@ -24,7 +25,7 @@ from argosy.checkpoint.loading import Loaded, Rules, load
 from argosy.checkpoint.manifests import Parent
 from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.registry import parts_of
-from argosy.checkpoint.saving import Facts
+from argosy.checkpoint.saving import Facts, Settings
 from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, HomeError, NotFoundError
 
 _LOG = logging.getLogger("argosy.checkpoint")
@@ -51,6 +52,7 @@ class Checkpointer:
         directory: Path | str,
         *,
         run: str = "",
+        group: Group | None = None,
         listener: Listener | None = None,
         threads: int = THREADS,
         files: Files = FILES,
@@ -58,6 +60,7 @@ class Checkpointer:
         self.path = Path(directory)
         self.catalogue = Catalogue(self.path, files=files)
         self._run = run
+        self._group = group or groups.of_process()
         self._listener = listener
         self._threads = threads
         self._files = files
@@ -75,28 +78,38 @@ class Checkpointer:
         """Save a state as a step; when this returns it survives the loss of power. What was there is untouched if it fails."""
         begun = time.monotonic()
         self._say("requested", step, begun)
-        book = Book()
-        for part in parts_of(state, with_streams=streams).values():
-            part.gather(book)
-        store = self._locked()
-        staging = store.stage(step)
+        facts = Facts(
+            step=step,
+            run=self._run,
+            parent=self._parent,
+            world=self._group.size,
+            metrics=dict(metrics or {}),
+        )
+        settings = Settings(files=self._files, threads=self._threads)
+
+        def gather() -> Book:
+            self._lock()
+            book = Book(self._group.rank)
+            for part in parts_of(state, with_streams=streams).values():
+                part.gather(book)
+            return book
+
         try:
-            image, written = saving.write_alone(
-                staging, book, files=self._files, threads=self._threads
-            )
-            small = saving.write_small(staging, image, book.values)
-            facts = Facts(
-                step=step, run=self._run, parent=self._parent, metrics=dict(metrics or {})
-            )
-            manifest = saving.manifest_of(facts, image, written, small, book)
-            data = saving.commit(staging, manifest)
+            store = self._opened_store()
+            data: bytes | None
+            if self._group.is_alone:
+                data = saving.save(store, facts, gather(), settings)
+            else:
+                data = saving.save_together(store, facts, gather, self._group, settings)
         except BaseException as failure:
-            staging.abandon()
             self._say("failed", step, begun, str(failure))
             raise
+        path = self.path / names.step_name(step)
+        if data is None:
+            data = (path / names.MANIFEST).read_bytes()
         self._parent = Parent(step=step, crc32c=manifests.crc_of(data))
         self._say("durable", step, begun)
-        return staging.store.path / staging.final
+        return path
 
     def load(
         self,
@@ -110,23 +123,39 @@ class Checkpointer:
         if step is not None:
             return self._load_one(step, state, rules, streams)
         skipped: list[str] = []
-        for candidate in self.catalogue.candidates():
-            try:
-                loaded = self._load_one(candidate, state, rules, streams)
-            except (CheckpointDamaged, ConfigError, HomeError) as failure:
-                skipped.append(f"step {candidate}: {failure.what}")
-                _LOG.warning(
-                    "step %d cannot be used, an older one is tried: %s", candidate, failure.what
-                )
-                continue
-            loaded.skipped = skipped
-            return loaded
+        for candidate in self._candidates():
+            loaded, why = self._try(candidate, state, rules, streams)
+            if loaded is not None:
+                loaded.skipped = skipped
+                return loaded
+            skipped.append(f"step {candidate}: {why}")
+            _LOG.warning("step %d cannot be used, an older one is tried: %s", candidate, why)
         if skipped:
             raise CheckpointDamaged(
                 f"no checkpoint of {self.path} can be used; the newest: {skipped[0]}",
                 fix="get a copy from elsewhere; the state may be partly overwritten",
             )
         return None
+
+    def _candidates(self) -> list[int]:
+        """Newest first, as rank 0 sees the store: a listing may differ from host to host."""
+        mine = list(self.catalogue.candidates())
+        said = self._group.agree(msgspec.json.encode(mine))
+        return msgspec.json.decode(said[0], type=list[int])
+
+    def _try(
+        self, step: int, state: Mapping[str, Any], rules: Rules | None, streams: bool
+    ) -> tuple[Loaded | None, str]:
+        """Load one; it counts when every rank has it whole, so that all of them resume from the same step."""
+        loaded, why = None, ""
+        try:
+            loaded = self._load_one(step, state, rules, streams)
+        except (CheckpointDamaged, NotFoundError, ConfigError, HomeError) as failure:
+            why = failure.what
+        for rank, said in enumerate(self._group.agree(why.encode())):
+            if said:
+                return None, f"rank {rank}: {said.decode()}" if self._group.size > 1 else why
+        return loaded, why
 
     def open(self, step: int | None = None) -> Opened:
         """A checkpoint to look into; the newest that opens unless told."""
@@ -156,23 +185,24 @@ class Checkpointer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _locked(self) -> Store:
+    def _opened_store(self) -> Store:
         if self._store is None:
-            store = Store(self.path, files=self._files)
-            try:
-                store.lock(self._run)
-                store.sweep()
-            except BaseException:
-                store.close()
-                raise
-            self._store = store
+            self._store = Store(self.path, files=self._files)
         return self._store
+
+    def _lock(self) -> None:
+        """One process of the group holds the lock for all of them."""
+        if self._group.rank == 0 and not self._opened_store().is_locked:
+            self._opened_store().lock(self._run)
+            self._opened_store().sweep(keep=self._group.session)
 
     def _load_one(
         self, step: int, state: Mapping[str, Any], rules: Rules | None, streams: bool
     ) -> Loaded:
         with self.catalogue.open(step) as opened:
-            loaded = load(opened, parts_of(state, with_streams=streams), rules)
+            loaded = load(
+                opened, parts_of(state, with_streams=streams), rules, rank=self._group.rank
+            )
             crc = manifests.crc_of(opened.manifest_bytes)
             self._parent = Parent(step=step, crc32c=crc)
         _LOG.info(

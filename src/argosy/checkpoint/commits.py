@@ -34,6 +34,11 @@ class Store:
         except OSError as failure:
             raise directio.disk_error(failure, f"the checkpoint directory {path} cannot be used")
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether this session saves here."""
+        return self._lock is not None
+
     def lock(self, owner: str = "") -> None:
         """Be the one session that saves here; ConfigError names the other. The kernel frees it when the process ends."""
         if self._lock is not None:
@@ -83,12 +88,16 @@ class Store:
             raise directio.disk_error(failure, f"step {step} of {self.path} cannot be removed")
         shutil.rmtree(self.path / gone, ignore_errors=True)
 
-    def sweep(self) -> list[str]:
-        """Remove what earlier sessions left half done; only the holder of the lock may."""
+    def sweep(self, keep: str = "") -> list[str]:
+        """Remove what earlier sessions left half done; only the holder of the lock may. `keep` is this session's nonce."""
         if self._lock is None:
             raise ConfigError(f"{self.path} is not locked", fix="lock it before sweeping")
-        left = [name for name in os.listdir(self.fd) if names.leftover_of(name)]
-        for name in left:
+        left = []
+        for name in os.listdir(self.fd):
+            found = names.leftover_of(name)
+            if found is None or (keep and found[2].startswith(keep)):
+                continue
+            left.append(name)
             shutil.rmtree(self.path / name, ignore_errors=True)
         return left
 

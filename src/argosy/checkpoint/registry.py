@@ -44,8 +44,8 @@ class TreeState:
     def gather(self, book: Book) -> None:
         """Encoded; tensors in it are entries of class `extra`."""
         path = f"{self._key}/rank-{book.rank:05d}" if self._is_per_rank else self._key
-        tree = trees.encode(_state_of(self._value), book.store, path)
-        book.values[self._key] = {f"rank-{book.rank:05d}": tree} if self._is_per_rank else tree
+        values = book.own_values if self._is_per_rank else book.values
+        values[self._key] = trees.encode(_state_of(self._value), book.store, path)
 
     def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
         """Decoded, with new tensors that will be filled; a plain tensor is filled where it is."""

@@ -1,46 +1,36 @@
-"""One process's way from a state to a committed checkpoint: image, blocks, index, values, manifest.
+"""The way from a state to a committed checkpoint: plan, blocks, index, values, manifest, commit; alone or with others.
 
-The checkpointer calls it for blocking saves; the writer process takes the same steps from a staged snapshot. Several processes: votes.py.
+The checkpointer calls it for blocking saves; the writer process takes the same steps from a staged snapshot. Whatever goes wrong leaves no staging
+directory behind, and tells the other processes of the save.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 import argosy
-from argosy.checkpoint import directio, manifests, names, tables, trees
+from argosy.checkpoint import boards, directio, manifests, names, tables, trees, votes
 from argosy.checkpoint.blocks import BlockWriter, Pace
+from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.books import Book
-from argosy.checkpoint.commits import Staging
+from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.gathering import TensorSource
 from argosy.checkpoint.layouts import FileImage, Image, plan_image
 from argosy.checkpoint.manifests import FileRecord, Manifest, Parent, Part, TensorRecord
-from argosy.checkpoint.shares import plan_shares
+from argosy.checkpoint.shares import Duty, plan_shares
+from argosy.checkpoint.sources import Source
 from argosy.checkpoint.tables import Written
+from argosy.checkpoint.votes import Common, Vote
+from argosy.errors import TimedOut
 
-
-def write_alone(
-    staging: Staging, book: Book, *, files: Files, threads: int, pace: Pace | None = None
-) -> tuple[Image, list[Written]]:
-    """All data files, by this process alone."""
-    image = plan_image(entry.wanted for entry in book.entries)
-    directio.check_space(files, staging.fd, image.num_bytes, f"step {staging.step}")
-    holders = {entry.name: {0: entry.boxes} for entry in book.entries}
-    duties = plan_shares(image, holders, [0])[0]
-    writer = BlockWriter(
-        staging.fd,
-        image,
-        TensorSource(image, book.entries),
-        threads=threads,
-        pace=pace,
-        files=files,
-    )
-    return image, writer.write(duties)
+_FAREWELL_SECONDS = 2.0
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,19 +43,135 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How bytes get to the disk."""
+
+    files: Files
+    threads: int
+    pace: Pace | None = None
+
+
+def save(store: Store, facts: Facts, book: Book, settings: Settings) -> bytes:
+    """By this process alone; the manifest's bytes."""
+    staging = store.stage(facts.step)
+    try:
+        common = votes.merge([votes.said_by(0, facts.step, book)])
+        image = plan_image(common.wanted)
+        duties = plan_shares(image, common.holders, [0])[0]
+        directio.check_space(settings.files, staging.fd, image.num_bytes, f"step {facts.step}")
+        written = _write(staging, image, duties, TensorSource(image, book.entries), settings)
+        return _commit(staging, facts, image, written, common)
+    except BaseException:
+        staging.abandon()
+        raise
+
+
+def save_together(
+    store: Store,
+    facts: Facts,
+    gather: Callable[[], Book],
+    group: Group,
+    settings: Settings,
+) -> bytes | None:
+    """With the other members of a group, who all call it; the manifest's bytes on the rank that commits, None elsewhere.
+
+    `gather` may fail: the others are then told why.
+    """
+    staging = store.stage(facts.step, group.next_nonce())
+    board = FileBoard(staging.path)
+    try:
+        mine = votes.encode(votes.said_by(group.rank, facts.step, book := gather()))
+        said = boards.exchange(board, votes.SAID, mine, group)
+        common = votes.merge(votes.decode_said(said))
+        image = plan_image(common.wanted)
+        duties = plan_shares(image, common.holders, range(group.size))[group.rank]
+        if group.rank == 0:
+            directio.check_space(settings.files, staging.fd, image.num_bytes, f"step {facts.step}")
+        source = TensorSource(image, book.entries)
+        written = _write(staging, image, duties, source, settings)
+        vote = votes.encode(Vote(rank=group.rank, written=tuple(written)))
+        board.post(f"{votes.VOTE}-{group.rank:05d}", vote)
+        if group.rank != 0:
+            wait_committed(store, staging, board, group)
+            staging.leave()
+            return None
+        cast = votes.decode_votes(boards.gather(board, votes.VOTE, group))
+        board.remove(votes.keys_of(group.size))
+        return _commit(staging, facts, image, votes.all_written(cast), common)
+    except BaseException as failure:
+        _give_up(staging, board, group, failure)
+        raise
+
+
+def wait_committed(store: Store, staging: Staging, board: FileBoard, group: Group) -> None:
+    """Until the step is there; PartnerFailed when the committing rank gives up, TimedOut when it says nothing."""
+    final = store.path / staging.final / names.MANIFEST
+    deadline = time.monotonic() + group.seconds
+    pause = 0.001
+    while not final.exists():
+        boards.check_failures(board, group)
+        if not staging.path.exists() and not final.exists():
+            raise boards.PartnerFailed(
+                f"the save of step {staging.step} was given up by rank 0", fix="see its own error"
+            )
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"rank 0 has not committed step {staging.step} within {group.seconds:.0f} s",
+                fix="see whether it lives",
+            )
+        time.sleep(pause)
+        pause = min(0.02, pause * 1.5)
+
+
+def _give_up(staging: Staging, board: FileBoard, group: Group, failure: BaseException) -> None:
+    """Tell the others; the one that would commit clears up when they know."""
+    try:
+        boards.tell_failure(board, group, failure)
+        if group.rank == 0:
+            boards.wait_all_failed(board, group, _FAREWELL_SECONDS)
+    except (OSError, boards.PartnerFailed):
+        pass  # the directory is gone or the disk is: the others find that out by themselves
+    if group.rank == 0:
+        staging.abandon()
+    else:
+        staging.leave()
+
+
+def _write(
+    staging: Staging, image: Image, duties: Sequence[Duty], source: Source, settings: Settings
+) -> list[Written]:
+    writer = BlockWriter(
+        staging.fd,
+        image,
+        source,
+        threads=settings.threads,
+        pace=settings.pace,
+        files=settings.files,
+    )
+    return writer.write(duties)
+
+
+def _commit(
+    staging: Staging, facts: Facts, image: Image, written: Sequence[Written], common: Common
+) -> bytes:
+    small = write_small(staging, image, common.values)
+    data = manifests.encode(manifest_of(facts, image, written, small, common))
+    staging.commit(data)
+    return data
+
+
 def manifest_of(
     facts: Facts,
     image: Image,
     written: Sequence[Written],
     small: Mapping[str, FileRecord],
-    book: Book,
+    common: Common,
 ) -> Manifest:
-    """The commit record of what was written."""
+    """The commit record of what was written; CheckpointDamaged when that is not every byte once."""
     by_file: dict[str, list[Written]] = {}
     for one in written:
         by_file.setdefault(one.file, []).append(one)
     files = {file.name: record_of(file, by_file.get(file.name, [])) for file in image.files}
-    meanings = {entry.name: entry.meaning for entry in book.entries}
     return Manifest(
         step=facts.step,
         run=facts.run,
@@ -75,8 +181,8 @@ def manifest_of(
         world={"size": facts.world},
         metrics=facts.metrics,
         files=files | dict(small),
-        tensors=tensors_of(image, meanings),
-        aliases=book.aliases,
+        tensors=tensors_of(image, common.meanings),
+        aliases=common.aliases,
         values=names.VALUES if names.VALUES in small else None,
     )
 
@@ -103,25 +209,14 @@ def tensors_of(image: Image, meanings: Mapping[str, str | None]) -> dict[str, Te
     }
 
 
-def write_small(
-    staging: Staging, image: Image, values: Mapping[str, object]
-) -> dict[str, FileRecord]:
+def write_small(staging: Staging, image: Image, values: Mapping[str, Any]) -> dict[str, FileRecord]:
     """The index over the weights and the values."""
     found = {}
-    weights = {
-        slot.name: file.name
-        for file in image.files
-        for slot in file.slots
-        if file.kind in ("frozen", "model")
-    }
+    weights = [file for file in image.files if file.kind in ("frozen", "model")]
     if weights:
-        total = sum(
-            slot.num_bytes
-            for file in image.files
-            if file.kind in ("frozen", "model")
-            for slot in file.slots
-        )
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weights.items()))}
+        where = {slot.name: file.name for file in weights for slot in file.slots}
+        total = sum(slot.num_bytes for file in weights for slot in file.slots)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
         data = json.dumps(index, indent=1, ensure_ascii=False).encode()
         found[names.INDEX] = staging.write_file(names.INDEX, data, "model")
     if values:
@@ -129,8 +224,6 @@ def write_small(
     return found
 
 
-def commit(staging: Staging, manifest: Manifest) -> bytes:
-    """The last step; the bytes of the manifest."""
-    data = manifests.encode(manifest)
-    staging.commit(data)
-    return data
+def path_of(store: Store, step: int) -> Path:
+    """Where a committed step lies."""
+    return store.path / names.step_name(step)

@@ -1,0 +1,194 @@
+"""How the processes of a save tell each other things without a training collective: a board where each posts under its name and reads the others'.
+
+`FileBoard` is a directory, so it works wherever the checkpoint itself can be written; `StoreBoard` is a store of torch.distributed. Waits are bounded
+and name who is missing; a process that fails says so and ends everybody's wait.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from argosy.errors import ArgosyError, ClusterError, TimedOut
+
+_FAILED = "failed"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What a process says when it gives up."""
+
+    rank: int
+    what: str
+    fix: str = ""
+
+
+class PartnerFailed(ClusterError):
+    """Another process of the save has failed; carries what it said."""
+
+
+class Board(Protocol):
+    """A place where bytes are posted once under a key and read by all."""
+
+    def post(self, key: str, data: bytes) -> None:
+        """Put it up, whole or not at all."""
+
+    def find(self, key: str) -> bytes | None:
+        """What was posted, or None yet."""
+
+
+class FileBoard:
+    """Files of a directory; posted by rename."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def post(self, key: str, data: bytes) -> None:
+        """Put it up."""
+        beside = self._directory / f".{key}.{secrets.token_hex(4)}"
+        try:
+            beside.write_bytes(data)
+            os.rename(beside, self._directory / f"{key}.json")
+        except FileNotFoundError:
+            raise PartnerFailed(
+                f"{self._directory} is gone: the process that commits has given the save up",
+                fix="see that process's own error",
+            )
+
+    def find(self, key: str) -> bytes | None:
+        """Read it."""
+        try:
+            return (self._directory / f"{key}.json").read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Take them down before the directory becomes a checkpoint."""
+        for key in keys:
+            (self._directory / f"{key}.json").unlink(missing_ok=True)
+
+
+class StoreBoard:
+    """A store of torch.distributed, with keys of its own; asks, never waits inside the store."""
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def post(self, key: str, data: bytes) -> None:
+        """Put it up."""
+        self._store.set(f"{self._prefix}/{key}", data)
+
+    def find(self, key: str) -> bytes | None:
+        """Read it."""
+        name = f"{self._prefix}/{key}"
+        return bytes(self._store.get(name)) if self._store.check([name]) else None
+
+    def wait(self, key: str, seconds: float) -> bytes:
+        """Until somebody has posted it."""
+        name = f"{self._prefix}/{key}"
+        try:
+            self._store.wait([name], timedelta(seconds=seconds))
+        except RuntimeError:
+            raise TimedOut(f"nobody has posted {key!r} within {seconds:.0f} s")
+        return bytes(self._store.get(name))
+
+
+class Group:
+    """The processes that save and load together; alone it has one member and never waits."""
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        session: str = "",
+        board: Board | None = None,
+        *,
+        seconds: float = 600.0,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.session = session or secrets.token_hex(6)
+        """The same in all of them, and in no other group."""
+        self.seconds = seconds
+        self._board = board
+        self._round = 0
+        self._saves = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody to ask."""
+        return self.size == 1
+
+    def next_nonce(self) -> str:
+        """A name for the next save that all members know without asking; all save equally often."""
+        self._saves += 1
+        return f"{self.session}-{self._saves}"
+
+    def agree(self, mine: bytes) -> list[bytes]:
+        """What each member says, by rank; all call it equally often."""
+        self._round += 1
+        if self.is_alone or self._board is None:
+            return [mine] * self.size
+        return exchange(self._board, f"round-{self._round}", mine, self)
+
+
+def exchange(board: Board, key: str, mine: bytes, group: Group) -> list[bytes]:
+    """Post one's own and wait for everybody's, in the order of ranks."""
+    board.post(f"{key}-{group.rank:05d}", mine)
+    return gather(board, key, group)
+
+
+def gather(board: Board, key: str, group: Group) -> list[bytes]:
+    """Wait for everybody's; TimedOut names the ranks that are missing, PartnerFailed who gave up and why."""
+    deadline = time.monotonic() + group.seconds
+    found: dict[int, bytes] = {}
+    pause = 0.001
+    while True:
+        for rank in range(group.size):
+            if rank not in found and (data := board.find(f"{key}-{rank:05d}")) is not None:
+                found[rank] = data
+        if len(found) == group.size:
+            return [found[rank] for rank in range(group.size)]
+        check_failures(board, group)
+        if time.monotonic() > deadline:
+            missing = [rank for rank in range(group.size) if rank not in found]
+            raise TimedOut(
+                f"ranks {missing} have not said {key!r} within {group.seconds:.0f} s",
+                fix="see whether they live (py-spy dump), or give a longer time",
+            )
+        time.sleep(pause)
+        pause = min(0.02, pause * 1.5)
+
+
+def tell_failure(board: Board, group: Group, failure: BaseException) -> None:
+    """Let the others know at once."""
+    what = failure.what if isinstance(failure, ArgosyError) else repr(failure)
+    fix = failure.fix if isinstance(failure, ArgosyError) else ""
+    said = Failure(group.rank, what, fix)
+    board.post(f"{_FAILED}-{group.rank:05d}", msgspec.json.encode(said))
+
+
+def check_failures(board: Board, group: Group) -> None:
+    """PartnerFailed when another member has given up."""
+    for rank in range(group.size):
+        data = board.find(f"{_FAILED}-{rank:05d}")
+        if data is not None and rank != group.rank:
+            said = msgspec.json.decode(data, type=Failure)
+            raise PartnerFailed(f"rank {said.rank} has failed: {said.what}", fix=said.fix)
+
+
+def wait_all_failed(board: Board, group: Group, seconds: float) -> None:
+    """Give the others a moment to read why, before the board goes away."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        told = [board.find(f"{_FAILED}-{rank:05d}") for rank in range(group.size)]
+        if all(one is not None for one in told):
+            return
+        time.sleep(0.005)

@@ -1,0 +1,29 @@
+"""Which processes save and load together: those of torch.distributed when it is in use, this one alone otherwise.
+
+They find each other through the process group's store, once; after that a save talks over files beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+import torch.distributed as dist
+
+from argosy.checkpoint.boards import Group, StoreBoard
+
+_count = itertools.count()
+
+
+def of_process(seconds: float = 600.0) -> Group:
+    """The default group of this process; all its ranks make their Checkpointers in the same order."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return Group()
+    group = dist.group.WORLD
+    assert group is not None
+    rank, size = dist.get_rank(), dist.get_world_size()
+    board = StoreBoard(group.get_group_store(), f"argosy.checkpoint/{next(_count)}")
+    if rank == 0:
+        board.post("session", secrets.token_hex(6).encode())
+    session = board.wait("session", seconds).decode()
+    return Group(rank, size, session, board, seconds=seconds)
