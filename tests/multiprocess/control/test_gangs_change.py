@@ -128,3 +128,44 @@ def test_a_gang_is_resized_broken_and_mended_while_it_runs(cluster, tmp_path):
     assert view["first_cause"].startswith(f"{run}.train.1.")
     with pytest.raises(NotFoundError, match="has failed"):
         cluster.post(f"/v1/runs/{run}/scale", {"size": 3})
+
+
+LEAVING = """
+import os, signal, sys, time
+import argosy
+
+if os.environ["ARGOSY_GENERATION"] == "1":
+    gang = argosy.join()
+    if gang.rank == 1:
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not gang.lost():
+        time.sleep(0.001)
+    os._exit(0)  # its work is done; of generation 2 it has not heard
+gang = argosy.join()
+if gang.rank == 0:
+    sys.exit(0)  # both ends were known before generation 2 was formed
+deadline = time.monotonic() + 30
+while gang.lost_in(gang.generation) != {0}:
+    assert time.monotonic() < deadline, "waited in vain for rank 0"
+    time.sleep(0.01)
+"""
+
+
+def test_a_replacement_learns_of_a_member_that_ended_before_it_was_told_of_the_generation(
+    cluster, tmp_path
+):
+    program, gate = tmp_path / "leaving.py", tmp_path / "gate"
+    program.write_text(LEAVING)
+    role = {
+        "command": [sys.executable, str(program), str(gate)],
+        "gang": True,
+        "count": 2,
+        "backoff": {"first_seconds": 0.0},
+    }
+    run = cluster.submit({"train": role})
+    await_members(cluster, run, 1, 2)
+    gate.touch()
+    assert cluster.wait_ended(run)["outcome"] == "succeeded"
+    await_fact(cluster, run, "gang.formed", generation=2, members=[0, 1])
