@@ -1,7 +1,7 @@
 """Campaign: `python -m argosy.testing --seeds 0-1999` simulates many seeds on all cores and prints JSON at the end.
 
-Exits with 1 at the first broken invariant, with its seed and story. `--twice` runs each seed a second time and compares the
-histories.
+Each seed is a story of a cluster and `--trainings` stories of training runs on a small one. Exits with 1 at the first broken invariant, with its
+seed and story. `--twice` runs each seed a second time and compares the histories.
 """
 
 from __future__ import annotations
@@ -16,6 +16,19 @@ from typing import Any
 
 from argosy.errors import InvariantError
 from argosy.testing.cluster import simulate
+from argosy.testing.trainingstories import simulate_training
+
+Job = tuple[str, int, int, int, int]
+"""Kind of story, seed, hosts, runs, faults."""
+_COUNTED = (
+    "num_events",
+    "num_facts",
+    "num_faults",
+    "num_checks",
+    "num_messages",
+    "num_commits",
+    "num_accusations",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,38 +36,43 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     first, last = options.seeds
     seeds = range(first, last + 1)
-    jobs = [(seed, options.hosts, options.runs, options.faults) for seed in seeds]
+    jobs: list[Job] = [
+        ("cluster", seed, options.hosts, options.runs, options.faults) for seed in seeds
+    ]
+    many = options.trainings
+    jobs += [("training", seed * many + n, 2, 2, 6) for seed in seeds for n in range(many)]
     if options.twice:
         jobs += jobs
     os.nice(options.nice)
     began = time.monotonic()
-    totals = {"num_events": 0, "num_facts": 0, "num_faults": 0, "num_checks": 0, "num_messages": 0}
+    totals = dict.fromkeys(_COUNTED, 0)
     least = {"num_events": 1 << 60, "num_faults": 1 << 60}
-    digests: dict[int, str] = {}
+    digests: dict[tuple[str, int], str] = {}
     compared = 0
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for done, result in enumerate(pool.imap(_one, jobs), start=1):
-            seed = result["seed"]
+            story = result["kind"], result["seed"]
             if "broken" in result:
-                print(f"seed {seed}: {result['broken']}", file=sys.stderr)
-                return _finish({"seed": seed, "broken_invariants": 1})
-            compared += seed in digests
-            if digests.setdefault(seed, result["digest"]) != result["digest"]:
-                print(f"seed {seed}: its second history differs from its first", file=sys.stderr)
-                return _finish({"seed": seed, "broken_invariants": 1})
+                print(f"{story[0]} seed {story[1]}: {result['broken']}", file=sys.stderr)
+                return _finish({"kind": story[0], "seed": story[1], "broken_invariants": 1})
+            compared += story in digests
+            if digests.setdefault(story, result["digest"]) != result["digest"]:
+                print(f"{story}: its second history differs from its first", file=sys.stderr)
+                return _finish({"kind": story[0], "seed": story[1], "broken_invariants": 1})
             for key in totals:
-                totals[key] += result[key]
-            for key in least:
+                totals[key] += result.get(key, 0)
+            for key in least if story[0] == "cluster" else ():
                 least[key] = min(least[key], result[key])
             if done % 50 == 0 or done == len(jobs):
                 _say(done, len(jobs), totals, time.monotonic() - began)
     seconds = time.monotonic() - began
     answer: dict[str, Any] = {
         "seeds": len(seeds),
+        "trainings": len(seeds) * many,
         "hosts": options.hosts,
         "broken_invariants": 0,
         "histories_compared": compared,
-        "replays_compared": len(jobs),
+        "replays_compared": sum(job[0] == "cluster" for job in jobs),
         "least_events": least["num_events"],
         "least_faults": least["num_faults"],
         **totals,
@@ -70,6 +88,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=200)
     parser.add_argument("--runs", type=int, default=70)
     parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument(
+        "--trainings", type=int, default=4, help="stories of training for each seed"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--nice", type=int, default=10)
     parser.add_argument("--twice", action="store_true", help="run each seed again and compare")
@@ -81,12 +102,14 @@ def _range(text: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
-def _one(job: tuple[int, int, int, int]) -> dict[str, Any]:
-    seed, hosts, runs, faults = job
+def _one(job: Job) -> dict[str, Any]:
+    kind, seed, hosts, runs, faults = job
+    simulated = simulate if kind == "cluster" else simulate_training
     try:
-        return simulate(seed, num_hosts=hosts, num_runs=runs, num_faults=faults)
+        result = simulated(seed, num_hosts=hosts, num_runs=runs, num_faults=faults)
     except InvariantError as error:
-        return {"seed": seed, "broken": str(error)}
+        result = {"seed": seed, "broken": str(error)}
+    return {**result, "kind": kind}
 
 
 def _say(done: int, total: int, totals: dict[str, int], seconds: float) -> None:

@@ -24,7 +24,7 @@ from argosy.testing.clock import VirtualClock
 from argosy.testing.eventrows import EventRows
 from argosy.testing.invariants import Invariants
 from argosy.testing.network import SimulatedNetwork, Weather
-from argosy.testing.processes import SimulatedKeeper, Watchers
+from argosy.testing.processes import Lives, SimulatedKeeper, Watchers
 from argosy.testing.workload import random_run
 
 COMMIT_SECONDS = 0.003
@@ -52,7 +52,9 @@ class SimulatedHost:
         watch = cluster.invariants
         watchers = Watchers(watch.started, watch.ranked, watch.exited, watch.emitted)
         name = f"k-{self.name}-{self.incarnation}"
-        return SimulatedKeeper(cluster.clock, name, self.name, cluster.seed, watchers)
+        return SimulatedKeeper(
+            cluster.clock, name, self.name, cluster.seed, watchers, cluster.lives
+        )
 
     # --- agent --------------------------------------------------------------------------------------------------
 
@@ -202,8 +204,16 @@ class SimulatedHost:
 class SimulatedCluster:
     """Hosts, a controller with its log, and the network between them."""
 
-    def __init__(self, seed: int, *, num_hosts: int, weather: Weather | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        num_hosts: int,
+        weather: Weather | None = None,
+        lives: Lives | None = None,
+    ) -> None:
         self.seed = seed
+        self.lives: Lives = lives or {}
         self.random = Random(seed)
         self.clock = VirtualClock()
         self.invariants = Invariants()

@@ -107,7 +107,7 @@ class Invariants:
             if other.state == "parked" or other.generation >= process.generation:
                 continue
             self._check(
-                (other.is_joined or other.kind == "joiner") and other.index in members,
+                (other.is_joined or other.kind in ("joiner", "trainer")) and other.index in members,
                 f"{process.attempt} runs in generation {process.generation} while {name} "
                 f"of generation {other.generation} is not reaped",
             )
@@ -178,7 +178,8 @@ class Invariants:
             return
         if isinstance(fact, AttemptSuspected):
             newest = self._newest[self._gang_of[fact.attempt]]
-            self._check(newest.generation == fact.generation, f"{fact} is out of date")
+            # Members may still work in a generation that is past: they name a process.
+            self._check(newest.generation >= fact.generation, f"{fact} is before its time")
             self._check(fact.attempt not in self._suspected, f"{fact.attempt} suspected twice")
             self._suspected.add(fact.attempt)
             return

@@ -7,14 +7,34 @@ process does follows from the seed and its attempt id.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from argosy.control.identity import fraction
+from argosy.control.keeper.ends import MOST_PLACES, Ends
 from argosy.testing.clock import VirtualClock
 
 Frame = dict[str, Any]
+_WORD_SECONDS = 0.003
+"""Within so long a process hears what its keeper tells it."""
+
+
+class Life(Protocol):
+    """A program that is more than a plan of what it says and how it ends: a simulated trainer."""
+
+    def hear(self, frame: Frame) -> None:
+        """A frame arrives on its link."""
+
+    def signal(self) -> None:
+        """It is asked to stop."""
+
+    def end(self) -> None:
+        """It has ended."""
+
+
+Lives = Mapping[str, Callable[["SimulatedKeeper", "SimulatedProcess"], Life]]
+"""By the first word of the command."""
 
 
 @dataclass(slots=True)
@@ -30,6 +50,13 @@ class SimulatedProcess:
     state: str
     host: str
     is_gang: bool
+    pid: int = 1
+    world_size: int = 1
+    places: list[list[int]] = field(default_factory=list)
+    """(generation, rank) that it had before."""
+    life: Life | None = None
+    heard_at: float = 0.0
+    """When the last frame told to it arrives: they come in order."""
     is_joined: bool = False
     children: int = 0
     program: dict[str, Any] = field(default_factory=dict)
@@ -56,13 +83,21 @@ class SimulatedKeeper:
     """The keeper of one host."""
 
     def __init__(
-        self, clock: VirtualClock, keeper: str, host: str, seed: int, watchers: Watchers
+        self,
+        clock: VirtualClock,
+        keeper: str,
+        host: str,
+        seed: int,
+        watchers: Watchers,
+        lives: Lives,
     ) -> None:
         self.clock = clock
         self.keeper = keeper
         self.host = host
         self.seed = seed
         self.watchers = watchers
+        self.lives = lives
+        self.ends = Ends()
         self.is_alive = True
         self.processes: dict[str, SimulatedProcess] = {}
         self.known: set[str] = set()
@@ -78,6 +113,8 @@ class SimulatedKeeper:
         self.is_alive = False
         self.send = None
         for process in list(self.processes.values()):
+            if process.life is not None:
+                process.life.end()
             self.watchers.exited(process)
         self.processes.clear()
 
@@ -127,10 +164,6 @@ class SimulatedKeeper:
 
     def _start(self, order: Frame, is_gang: bool) -> None:
         name = order["attempt"]
-        if self._draw(name, "exec") < 0.01:
-            error = "No such file or directory"
-            self._emit({"event": "exited", "attempt": name, "run": order["run"], "error": error})
-            return
         rank = order["env"].get("RANK")
         process = SimulatedProcess(
             attempt=name,
@@ -142,13 +175,22 @@ class SimulatedKeeper:
             state="parked" if order["parked"] else "running",
             host=self.host,
             is_gang=is_gang,
+            pid=int(self.keeper.rpartition("-")[2]) * 100_000 + len(self.known),
+            world_size=int(order["env"].get("WORLD_SIZE", 1)),
             children=int(self._draw(name, "children") * 3),
             program=order["program"],
         )
+        if self._draw(name, "exec") < 0.01:
+            if is_gang:
+                self._remember_end(process, 127, None)
+            error = "No such file or directory"
+            self._emit({"event": "exited", "attempt": name, "run": process.run, "error": error})
+            return
         self.processes[name] = process
         self.watchers.started(process)
         how = "fork" if is_gang else "exec"
-        self._emit({"event": "started", "attempt": name, "run": process.run, "pid": 1, "how": how})
+        started = {"event": "started", "attempt": name, "run": process.run}
+        self._emit({**started, "pid": process.pid, "how": how})
         if process.state == "running":
             self._live(process)
 
@@ -157,11 +199,14 @@ class SimulatedKeeper:
         if process is not None and process.state == "parked":
             process.state = "running"
             process.generation, process.rank = frame["gang"]["generation"], frame["gang"]["rank"]
+            process.world_size = frame["gang"]["world_size"]
             self.watchers.ranked(process)
             self._live(process)
 
     def _on_tell(self, frame: Frame) -> Frame | None:
         process, message = self.processes.get(frame["attempt"]), frame["message"]
+        if message["tell"] == "reform" and self._tell_late_place(frame["attempt"], message):
+            return None
         if process is None or not process.is_joined:
             return {"ok": False, "error": f"attempt {frame['attempt']} has no link"}
         if message["tell"] == "fault":
@@ -169,10 +214,38 @@ class SimulatedKeeper:
             return None
         if process.generation >= message["generation"]:
             return None
+        process.places = [*process.places, [process.generation, process.rank or 0]][-MOST_PLACES:]
         process.generation, process.rank = message["generation"], message["rank"]
         self.watchers.ranked(process)
-        self._say(process, {"say": "join", "generation": process.generation})
+        if process.life is not None:
+            self._tell(process, {"type": "told", "message": message})
+        else:
+            self.say(process, {"say": "join", "generation": process.generation})
         return None
+
+    def _tell_late_place(self, attempt: str, message: Frame) -> bool:
+        """A member of a new generation had ended before it could be told: its peers must not wait for it."""
+        role = self.ends.role_of(attempt)
+        if role is None:
+            return False
+        frame = self.ends.give_place(attempt, message["generation"], message["rank"])
+        if frame is not None:
+            self._tell_peers(*role, frame)
+        return True
+
+    def _tell_peers(self, run: str, role: str, frame: Frame) -> None:
+        for peer in self.processes.values():
+            if (peer.run, peer.role) == (run, role) and peer.is_joined:
+                self._tell(peer, frame)
+
+    def _tell(self, process: SimulatedProcess, frame: Frame) -> None:
+        """One frame on the link of a process, after those before it."""
+        life = process.life
+        if life is not None:
+            seconds = _WORD_SECONDS * self._draw(process.attempt, self.clock.now)
+            process.heard_at = max(process.heard_at, self.clock.now + seconds)
+            told = dict(frame)
+            self.clock.call_at(process.heard_at, lambda: life.hear(told))
 
     def _break(self, process: SimulatedProcess, message: Frame) -> None:
         """It was told a fault: some are deadly, at a moment that nobody knows before; each is met once."""
@@ -186,6 +259,12 @@ class SimulatedKeeper:
             self.clock.call_later(seconds, lambda: self.end(name, code=1))
 
     def _on_stop(self, frame: Frame) -> None:
+        process = self.processes.get(frame["attempt"])
+        if process is not None and process.life is not None:
+            process.life.signal()
+            end = lambda: self.end(frame["attempt"], signal=9)  # noqa: E731
+            self.clock.call_later(frame["grace_seconds"], end)
+            return
         draw = self._draw(frame["attempt"], "stop")
         grace = frame["grace_seconds"] if draw < 0.1 else 0.3 * draw
         signal = 9 if draw < 0.1 else 15
@@ -212,6 +291,7 @@ class SimulatedKeeper:
         run = frame["run"]
         self.ports = {key: port for key, port in self.ports.items() if key[0] != run}
         self.stores = {key: store for key, store in self.stores.items() if key[0] != run}
+        self.ends.run_ended(run)
 
     # --- lives --------------------------------------------------------------------------------------------------
 
@@ -222,6 +302,9 @@ class SimulatedKeeper:
         """Plan a process's life: what it says, and how it ends."""
         name = process.attempt
         kind = process.kind
+        if kind in self.lives:
+            process.life = self.lives[kind](self, process)
+            return
         if kind == "joiner":
             self._say_later(process, 0.05, {"say": "join", "generation": process.generation})
         if self._draw(name, "says") < 0.3:
@@ -262,14 +345,19 @@ class SimulatedKeeper:
             self._say_later(process, 1.5, {"say": "fail", "reason": "it cannot succeed"})
 
     def _say_later(self, process: SimulatedProcess, seconds: float, message: Frame) -> None:
-        self.clock.call_later(seconds, lambda: self._say(process, message))
+        self.clock.call_later(seconds, lambda: self.say(process, message))
 
-    def _say(self, process: SimulatedProcess, message: Frame) -> None:
+    def say(self, process: SimulatedProcess, message: Frame) -> None:
+        """A process says something over its link."""
         if self.is_alive and process.attempt in self.processes:
-            if message["say"] == "join":
-                process.is_joined = True
+            if message["say"] == "join" and process.life is None:
                 message = {**message, "generation": process.generation}
-            if message["say"] == "suspect":
+            if message["say"] == "join" and not process.is_joined:
+                process.is_joined = True
+                oldest = process.places[0][0] if process.places else process.generation
+                for frame in self.ends.since(process.run, process.role, oldest):
+                    self._tell(process, frame)
+            if message["say"] == "suspect" and process.life is None:
                 generation = process.generation - (1 if message.get("late") else 0)
                 message = {**message, "generation": generation}
             self._emit(
@@ -286,7 +374,11 @@ class SimulatedKeeper:
         process = self.processes.pop(name, None)
         if process is None or not self.is_alive:
             return
+        if process.life is not None:
+            process.life.end()
         self.watchers.exited(process)
+        if process.is_gang:
+            self._remember_end(process, code, signal)
         self._emit(
             {
                 "event": "exited",
@@ -307,6 +399,29 @@ class SimulatedKeeper:
                     and self._draw(peer.attempt, "follows") < 0.5
                 ):
                     self.clock.call_later(0.002, lambda peer=peer: self._collateral(peer))  # type: ignore[misc]
+
+    def _remember_end(
+        self, process: SimulatedProcess, code: int | None, signal: int | None
+    ) -> None:
+        """Tell the peers that are there, and keep it for those that come later."""
+        frame = {
+            "type": "peer",
+            "attempt": process.attempt,
+            "rank": process.rank,
+            "index": process.index,
+            "generation": process.generation,
+            "places": process.places,
+            "code": code,
+            "signal": signal,
+        }
+        self._tell_peers(process.run, process.role, frame)
+        living = [
+            (peer.places[0][0] if peer.places else peer.generation)
+            for peer in self.processes.values()
+            if (peer.run, peer.role) == (process.run, process.role) and peer.rank is not None
+        ]
+        oldest = min(living, default=process.generation)
+        self.ends.remember(process.run, process.role, frame, oldest)
 
     def _collateral(self, peer: SimulatedProcess) -> None:
         self.end(peer.attempt, code=1)

@@ -1,0 +1,77 @@
+"""Training runs on a simulated cluster: the real deciders of train/ and worker/ under deaths, hangs, exceptions, bad numbers, resizes and crashes of the runtime."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from argosy.errors import InvariantError
+from argosy.move import rounds
+from argosy.testing.trainingstories import simulate_training
+from argosy.train import guards, ledgers, memberships, recovery, shares
+from argosy.worker.tidings import Tidings
+
+
+def test_twenty_stories_break_nothing():
+    results = [simulate_training(seed) for seed in range(20)]
+    assert sum(result["num_commits"] for result in results) > 200
+    assert sum(result["num_accusations"] for result in results) > 20
+    assert sum(result["num_left_out"] for result in results) > 5
+    assert sum(result["num_resizes"] for result in results) > 5
+
+
+def test_the_same_seed_tells_the_same_story():
+    assert simulate_training(3) == simulate_training(3)
+
+
+def test_the_simulator_needs_no_torch():
+    code = "import argosy.testing.campaign, sys; raise SystemExit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _breaks(seeds):
+    for seed in seeds:
+        try:
+            simulate_training(seed, most_seconds=2000.0)
+        except (InvariantError, KeyError):
+            return True
+    return False
+
+
+def _all_but_the_last(position, count, num_lanes):
+    return range(position, num_lanes - 1, count)
+
+
+def _one_early(world_size, has_enlisted, gone):
+    return sum(has_enlisted(rank) or rank in gone for rank in range(world_size)) >= world_size - 1
+
+
+MUTANTS = {
+    "a lane that nobody computes": (shares, "dealt_lanes", _all_but_the_last),
+    "a suspect that is well": (recovery, "accuse", lambda waited, *rest: "late" * (waited > 1.0)),
+    "an exception that ends the run at once": (recovery, "judge_failure", lambda **_: "fail"),
+    "numbers that are not finite": (guards.Watch, "judge", lambda *_, **__: "go"),
+    "a batch that comes twice": (guards, "batch_of_step", lambda step, omitted: step),
+    "a generation taken before all are ready": (memberships, "is_complete", _one_early),
+    "a state that is not handed on": (ledgers, "is_of_loop", lambda before, turn: True),
+    "a membership entered before all are in it": (rounds, "entry", lambda words, _: "all"),
+}
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_a_decider_that_allows_this_would_be_noticed(what, monkeypatch):
+    place, name, mutant = MUTANTS[what]
+    monkeypatch.setattr(place, name, mutant)
+    assert _breaks(range(8))
+
+
+def test_an_end_that_nobody_hears_of_would_be_noticed(monkeypatch):
+    original = Tidings.note
+
+    def deaf(self, frame):
+        return frame["type"] != "peer" and original(self, frame)
+
+    monkeypatch.setattr(Tidings, "note", deaf)
+    assert _breaks([42])
