@@ -15,20 +15,21 @@ from typing import Any
 
 import torch
 
-from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, PeerLost, RoundOver
-from argosy.move.exchange import Exchange
+from argosy.errors import ConfigError, GenerationChanged, MismatchError, PeerLost, RoundOver
+from argosy.move.exchange import Exchange, SlotClaim
 from argosy.move.gathered import Gathered, values_of
 from argosy.move.layout import Layout
 from argosy.move.rounds import Round
 from argosy.move.trees import Node, nodes_of
 from argosy.train import audits, ledgers, recovery
+from argosy.train.blocks import Blocks
 from argosy.train.crew import Crew, Moved, Stopped
 from argosy.train.feeding import Feeding
 from argosy.train.fixed import FixedCrew
 from argosy.train.injection import Injector
 from argosy.train.integrity import Integrity
 from argosy.train.judgement import NOTHING, Judge, Outcome
-from argosy.train.lanes import BUFFER, Lanes, Loss
+from argosy.train.lanes import BUFFER, Lanes, Loss, Terms
 from argosy.train.memories import Memories, Version
 from argosy.train.patience import Patience
 from argosy.train.rewinds import Snapshots
@@ -268,29 +269,25 @@ class Transaction:
         before = self._values_before
         if work.meant is None:
             work.meant = frozenset(self.lanes_of_this_rank())
-        for first, count in self._blocks(attempt):
-            for node in self._nodes(first, count):
-                claim = self._claim(round, node)
-                if claim is None:
-                    continue
-                self._injector.pass_by("lane", work.step)
-                try:
-                    touched, terms = self._lanes.compute(
-                        claim,
-                        work.step,
-                        loss,
-                        lambda lane: self._batch_of(work, lane),
-                        before,
-                    )
-                except BaseException as error:
-                    claim.release()
-                    self.note_failure(work.step, self._lanes.lane, error)
-                    raise
-                self._injector.pass_by("publish", work.step, claim.flat)
-                self._exchange.publish(claim, touched=touched, terms=terms)
-                lanes = range(node.first, node.stop)
-                self.crew.roster.count_taken_over(len(set(lanes) - work.meant))
-                self.crew.look()
+
+        def fill(claim: SlotClaim) -> tuple[frozenset[str], Terms]:
+            self._injector.pass_by("lane", work.step)
+            try:
+                return self._lanes.compute(
+                    claim, work.step, loss, lambda lane: self._batch_of(work, lane), before
+                )
+            except BaseException as error:
+                self.note_failure(work.step, self._lanes.lane, error)
+                raise
+
+        def published(claim: SlotClaim) -> None:
+            self._injector.pass_by("publish", work.step, claim.flat)
+            lanes = range(claim.node.first, claim.node.stop)
+            self.crew.roster.count_taken_over(len(set(lanes) - (work.meant or set())))
+
+        runs = self._blocks(attempt)
+        nodes = [node for first, count in runs for node in self._nodes(first, count)]
+        Blocks(self.crew, self._exchange, self.patience).compute(round, nodes, fill, published)
 
     def _refuse_if_past(self, work: Work) -> None:
         """RoundOver when the others, who needed nothing of this rank, have committed the step and changed the weights."""
@@ -338,18 +335,6 @@ class Transaction:
     def _values_before(self) -> Callable[[str], torch.Tensor]:
         """Where lanes find the buffers to begin with."""
         return self._memories.version(self._state.current()[1]).tensor
-
-    def _claim(self, round: Round, node: Any) -> Any:
-        """A slot for a block; while all slots hold blocks that wait for a sibling, somebody else's will free one."""
-
-        def claim(deadline: float) -> Any:
-            while True:
-                try:
-                    return self._exchange.claim(round, node)
-                except NoRoom:
-                    self._exchange.wait_progress(deadline=deadline)
-
-        return self.patience.wait(claim, lambda: self._exchange.writers(round))
 
     def _nodes(self, first: int, count: int) -> list[Node]:
         """The blocks of some lanes. Without a promise of bits all lanes of a subtree are added up in one slot: fewer are zeroed, written and read."""
