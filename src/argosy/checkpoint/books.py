@@ -5,6 +5,7 @@ The registry hands one book to the parts of a state in turn. Reads metadata only
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,17 +75,24 @@ class Part(Protocol):
         """Take over what has been read; what the caller gets to see of it."""
 
 
-def decoded(tree: Any, book: Book, opened: Opened) -> Any:
-    """A tree's value with room for its tensors; bytes are small and read at once."""
+def decoded(
+    tree: Any,
+    book: Book,
+    opened: Opened,
+    existing: Mapping[str, torch.Tensor | Pieces] | None = None,
+) -> Any:
+    """A tree's value with its tensors: those that exist in the right shape are filled where they are, others get room. Bytes are read at once."""
+    known = existing or {}
 
     def fetch(word: str, name: str) -> Any:
-        record = opened.record(name)
         if word == "$bytes":
             book.read.add(name)
             return opened.tensor(name).read().numpy().tobytes()
         lazy = opened.tensor(name)
-        room = torch.empty(lazy.shape, dtype=lazy.dtype)
-        book.add(name, room, record.kind, is_destination=True)
+        room = known.get(name)
+        if room is None or tuple(room.shape) != tuple(lazy.shape):
+            room = torch.empty(lazy.shape, dtype=lazy.dtype)
+        book.add(name, room, opened.record(name).kind, is_destination=True)
         return room
 
     return trees.decode(tree, fetch)

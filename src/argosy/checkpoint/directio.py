@@ -40,7 +40,8 @@ class Buffer:
     """Page-aligned memory that is reused: first touches are what costs."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, num_bytes)
+        # Private: a fork must not share the blocks of its parent.
+        self._map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if num_bytes >= _LARGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
             # Fewer first touches, and fewer pages to pin for each direct transfer.
             try:

@@ -48,7 +48,7 @@ class TreeState:
         values[self._key] = trees.encode(_state_of(self._value), book.store, path)
 
     def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
-        """Decoded, with new tensors that will be filled; a plain tensor is filled where it is."""
+        """Decoded; tensors that are there already are filled where they are, in whatever layout."""
         if self._is_per_rank:
             tree = (tree or {}).get(f"rank-{book.rank:05d}")
         if isinstance(self._value, (torch.Tensor, Pieces)):
@@ -56,7 +56,8 @@ class TreeState:
                 book.add(tree["$tensor"], self._value, "extra", is_destination=True)
             self._loaded = self._value
             return
-        self._loaded = decoded(tree, book, opened)
+        path = f"{self._key}/rank-{book.rank:05d}" if self._is_per_rank else self._key
+        self._loaded = decoded(tree, book, opened, _tensors_in(self._value, path))
 
     def finish(self) -> Any:
         """Given to the object, or put into the container."""
@@ -96,6 +97,20 @@ def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str
     found |= later
     if with_streams:
         found[STREAMS] = TreeState(STREAMS, streams.Process(), is_per_rank=True)
+    return found
+
+
+def _tensors_in(value: Any, path: str) -> dict[str, torch.Tensor | Pieces]:
+    """The tensors that a value holds now, by the names they would be saved under."""
+    found: dict[str, torch.Tensor | Pieces] = {}
+
+    def store(at: str, leaf: Any) -> dict[str, Any]:
+        if isinstance(leaf, (torch.Tensor, Pieces)):
+            found[at] = leaf
+        return {}
+
+    if not isinstance(value, (torch.Generator, np.random.Generator, random.Random)):
+        trees.encode(_state_of(value), store, path)
     return found
 
 

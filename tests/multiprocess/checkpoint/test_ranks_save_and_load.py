@@ -1,0 +1,217 @@
+"""Several processes save one checkpoint and load it in other layouts; deaths and refusals end in errors, never in a half one."""
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed import fake_pg  # noqa: F401
+
+from argosy.checkpoint import Checkpointer, PerRank, groups
+from argosy.errors import ArgosyError
+from argosy.move.placements import Pieces
+
+pytestmark = pytest.mark.multiprocess
+
+WHOLE = {
+    "rows": (515, 64),
+    "columns": (64, 512),
+    "both": (96, 80),
+    "large": (2304, 1024),
+    "few": (2, 3),
+    "plain": (300, 7),
+    "inner": (5, 8, 6),
+}
+CUTS = {
+    4: {
+        "rows": [Shard(0), Replicate()],
+        "columns": [Replicate(), Shard(1)],
+        "both": [Shard(0), Shard(1)],
+        "large": [Shard(0), Shard(0)],
+        "few": [Shard(0), Shard(1)],
+        "inner": [Shard(1), Shard(2)],
+    },
+    2: {
+        "rows": [Shard(1)],
+        "columns": [Shard(0)],
+        "both": [Shard(1)],
+        "large": [Shard(1)],
+        "few": [Replicate()],
+        "inner": [Shard(0)],
+    },
+    3: {
+        "rows": [Shard(0)],
+        "columns": [Shard(1)],
+        "both": [Shard(0)],
+        "large": [Shard(0)],
+        "few": [Shard(0)],
+        "inner": [Shard(2)],
+    },
+}
+
+
+def full(name):
+    count = torch.Size(WHOLE[name]).numel()
+    return torch.arange(count, dtype=torch.float32).add(len(name)).reshape(WHOLE[name])
+
+
+def cut(tensor, mesh, placements):
+    local = tensor
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            pieces, _ = placement._split_tensor(local, mesh.size(axis), with_padding=False)
+            local = pieces[mesh.get_coordinate()[axis]]
+    local = local.contiguous().clone()
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def layout(size, fill=True):
+    """Each tensor as the ranks of this world hold it."""
+    mesh = DeviceMesh(
+        "cpu", torch.arange(size).reshape((2, 2) if size == 4 else (size,)), _init_backend=False
+    )
+    found = {}
+    for name in WHOLE:
+        tensor = full(name) if fill else torch.zeros(WHOLE[name])
+        found[name] = cut(tensor, mesh, CUTS[size][name]) if name in CUTS[size] else tensor
+    return found
+
+
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@pytest.fixture
+def ranks(forked):
+    def run(size, body, name="job"):
+        def join(rank, directory):
+            torch.set_num_threads(1)
+            store = dist.FileStore(str(directory / "store"), size)
+            dist.init_process_group("fake", store=store, rank=rank, world_size=size)
+            # Pieces of torch and of ours that stay open once they were used.
+            Checkpointer(directory / f"warm{rank}", group=groups.Group()).save(
+                0, {"x": torch.zeros(1)}
+            )
+
+        return forked(size, lambda rank, _: body(rank), join, name)
+
+    return run
+
+
+def saved(path, size=4, step=1):
+    def body(rank):
+        state = {
+            "tensors": layout(size),
+            "mine": PerRank({"rank": rank, "t": torch.full((2,), float(rank))}),
+            "note": [1, 2],
+        }
+        own = full("rows")[128 * rank : 128 * (rank + 1) if rank < 3 else None]
+        state["tensors"]["pieces"] = Pieces(WHOLE["rows"], [((128 * rank, 0), own)])
+        with Checkpointer(path, group=groups.of_process(seconds=20)) as checkpointer:
+            checkpointer.save(step, state)
+        return torch.rand(1).item()
+
+    return body
+
+
+def checked(path, size):
+    def body(rank):
+        wanted = {name: local(tensor) for name, tensor in layout(size).items()}
+        state = {"tensors": layout(size, fill=False), "mine": PerRank({}), "note": []}
+        kept = dict(state["tensors"])
+        Checkpointer(path, group=groups.of_process(seconds=20)).load(state)
+        found = state["tensors"]
+        wrong = [name for name in wanted if not torch.equal(local(found[name]), wanted[name])]
+        moved = [name for name in kept if found[name] is not kept[name]]
+        return wrong, moved, state["mine"].value.get("rank"), state["note"]
+
+    return body
+
+
+def test_a_world_of_four_saves_and_worlds_of_one_two_and_three_load(ranks, tmp_path):
+    path = tmp_path / "store"
+    results = ranks(4, saved(path))
+    assert [one.get("error") for one in results] == [None] * 4, results
+    assert [one["leaked"] for one in results] == [0] * 4
+    checkpointer = Checkpointer(path)
+    assert checkpointer.catalogue.verify(1).faults == []
+    names = sorted(os.listdir(path / "step-000000001"))
+    assert names == ["MANIFEST.json", "extra-00001-of-00001.safetensors", "extra.json"]
+    with checkpointer.open(1) as opened:
+        assert opened.manifest.world == {"size": 4}
+        for name in WHOLE:
+            assert torch.equal(opened.tensor(f"tensors/{name}").read(), full(name)), name
+        assert torch.equal(opened.tensor("tensors/pieces").read(), full("rows"))
+        assert [opened.value("mine")[f"rank-{r:05d}"]["t"].tolist() for r in range(4)] == [
+            [float(r)] * 2 for r in range(4)
+        ]
+    for size in (2, 3):
+        for rank, one in enumerate(ranks(size, checked(path, size), f"load{size}")):
+            assert one.get("result") == [[], [], rank, [1, 2]], one
+
+
+def test_a_rank_that_refuses_or_dies_ends_the_save_for_all_and_leaves_nothing(ranks, tmp_path):
+    path = tmp_path / "store"
+
+    def body(rank):
+        said = []
+        checkpointer = Checkpointer(path, group=groups.of_process(seconds=1.5))
+
+        def attempt(step, value):
+            try:
+                checkpointer.save(step, {"x": value, "y": torch.zeros(4)})
+                said.append("saved")
+            except ArgosyError as error:
+                said.append(f"{type(error).__name__}: {error.what}")
+
+        attempt(1, object() if rank == 1 else 1)  # cannot be saved
+        attempt(2, rank)  # differs from rank to rank
+        attempt(3, 1)
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        attempt(4, 1)
+        checkpointer.close()
+        return said
+
+    results = ranks(3, body)
+    assert results[2] == {"status": 9}
+    first, second, third, fourth = results[0]["result"]
+    assert first.startswith("PartnerFailed: rank 1 has failed: x is a object")
+    assert results[1]["result"][0].startswith("ConfigError: x is a object")
+    assert "differs between rank 0 and rank 1" in second
+    assert third == "saved"
+    assert "ranks [2] have not said" in fourth
+    assert sorted(os.listdir(path)) == [".writer", "step-000000003"]
+
+
+def test_all_ranks_fall_back_together_when_one_of_them_meets_damage(ranks, tmp_path):
+    path = tmp_path / "store"
+    with Checkpointer(path, group=groups.Group()) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(
+                step, {"model": torch.nn.ParameterList([torch.full((4, 40000), float(step))])}
+            )
+    file = path / "step-000000002" / "model-00001-of-00001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 4
+    file.write_bytes(data)
+
+    def body(rank):
+        mesh = DeviceMesh("cpu", torch.arange(2), _init_backend=False)
+        model = torch.nn.ParameterList(
+            [torch.nn.Parameter(cut(torch.zeros(4, 40000), mesh, [Shard(0)]))]
+        )
+        group = groups.of_process(seconds=20)
+        loaded = Checkpointer(path, group=group).load({"model": model}, streams=False)
+        return loaded.step, model[0].to_local().unique().tolist(), loaded.skipped
+
+    for one in ranks(2, body):
+        step, found, skipped = one["result"]
+        assert (step, found) == (1, [1.0])
+        assert "rank 1" in skipped[0]
+        assert "checksum" in skipped[0]
