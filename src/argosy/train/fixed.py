@@ -6,7 +6,7 @@ A wish to stop is heeded between two steps, where the state is whole, by all ran
 
 from __future__ import annotations
 
-from argosy.errors import ConfigError, GenerationChanged, PeerLost
+from argosy.errors import ConfigError, RunFailed
 from argosy.train.crew import Crew, Stopped
 from argosy.train.roster import STOP
 
@@ -33,12 +33,13 @@ class FixedCrew:
         if gang.generation != self._generation:
             reason = f"the ranks changed before step {step} was committed, with recovery=False"
             gang.fail(f"{reason}; {_FIX}")
-            raise GenerationChanged(reason, fix=_FIX)
+            raise RunFailed(reason, fix=_FIX)
         missing = sorted(set(range(gang.world_size)) - set(self._crew.members))
         if missing:
-            what = f"step {step}, with recovery=False"
-            gang.fail(f"rank {missing[0]} has ended during {what}; {_FIX}", rank=missing[0])
-            raise PeerLost(missing[0], what)
+            reason = f"rank {missing[0]} has ended during step {step}, with recovery=False"
+            gang.fail(f"{reason}; {_FIX}", rank=missing[0])
+            # Not as PeerLost, after which others would go on; its words say that this is no first cause.
+            raise RunFailed(f"peer lost: {reason}", fix=_FIX)
 
     def heed_stop(self, turn: int) -> None:
         """Stopped, on all ranks or on none, when the first one to begin this turn was asked to stop."""

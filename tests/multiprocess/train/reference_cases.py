@@ -75,7 +75,6 @@ def against_torch(run, dtype=torch.float32):
         "norms": norms,
         "wanted": wanted,
         "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
-        "digest": trainer.digest(),
         "dtypes": sorted({str(tensor.dtype) for tensor in trainer.parts.committed.tensors}),
     }
 
@@ -125,7 +124,7 @@ def halved_doubles(run):
     masters = {
         str(trainer.parts.committed.tensor(n).dtype) for n, _ in trainer.model.named_parameters()
     }
-    return {"digest": trainer.digest(), "dtypes": sorted(dtypes), "masters": sorted(masters)}
+    return {"dtypes": sorted(dtypes), "masters": sorted(masters)}
 
 
 def agreements(run):
@@ -219,6 +218,20 @@ def shrink(step):
 
 def in_place(run):
     return kept(run, recovery=False)
+
+
+def own_updates(run, recovery=True):
+    """Private parameters that user code updates, with a state of the optimizer that is committed as a whole."""
+    trainer = trainer_of(run, make_model(), layout="replicated", recovery=recovery)
+    for step in trainer.steps(4):
+        step.gradients()
+        trainer.optimizer.step()
+        step.commit()
+    return {"digest": trainer.digest()}
+
+
+def in_place_own_updates(run):
+    return own_updates(run, recovery=False)
 
 
 def in_place_bad_steps(run, recovery=False):

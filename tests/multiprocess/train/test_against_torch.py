@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -14,12 +14,10 @@ def results(run_cases_together):
     return run_cases_together(
         "reference_cases.py",
         "against_torch:2",
-        "against_torch_in_double:1",
         "against_torch_in_double:3",
         "doubles:1",
         "doubles:3",
         "doubles_in_place:2",
-        "halved_doubles:1",
         "halved_doubles:2",
         "agreements:3",
         "death_at_the_end:3",
@@ -27,8 +25,9 @@ def results(run_cases_together):
         "fast:2",
         "fast_killed:3",
         "kept:2",
-        "in_place:1",
         "in_place:3",
+        "own_updates:1",
+        "in_place_own_updates:2",
         "kept_bad_steps:1",
         "in_place_bad_steps:2",
         "in_place_lost:3",
@@ -53,17 +52,15 @@ def test_norms_and_weights_are_those_of_a_plain_loop_for_any_order_in_memory_and
 
 
 def test_parameters_in_double_have_gradients_sums_and_moments_in_double(results):
-    one, three = (results[f"against_torch_in_double:{ranks}"]["result"] for ranks in (1, 3))
-    assert one["digest"] == three["digest"]
-    assert one["norms"] == pytest.approx(one["wanted"], rel=1e-13)
-    assert one["difference"] < 1e-14
-    assert one["dtypes"] == ["torch.float32", "torch.float64", "torch.int64"]
+    found = results["against_torch_in_double:3"]["result"]
+    assert found["norms"] == pytest.approx(found["wanted"], rel=1e-13)
+    assert found["difference"] < 1e-14
+    assert found["dtypes"] == ["torch.float32", "torch.float64", "torch.int64"]
     mixed, others, in_place = (
         results[case]["result"] for case in ("doubles:1", "doubles:3", "doubles_in_place:2")
     )
     assert mixed == others == in_place
-    half, halves = (results[f"halved_doubles:{ranks}"]["result"] for ranks in (1, 2))
-    assert half == halves
+    half = results["halved_doubles:2"]["result"]
     assert (half["dtypes"], half["masters"]) == (["torch.bfloat16"], ["torch.float64"])
 
 
@@ -94,16 +91,17 @@ def test_fast_mode_adds_a_ranks_lanes_in_one_slot_and_outlives_a_death(results):
 
 
 def test_state_that_is_updated_in_place_comes_to_the_bits_of_versions_that_rotate(results):
-    kept, one, three = (results[case]["result"] for case in ("kept:2", "in_place:1", "in_place:3"))
+    kept, three = (results[case]["result"] for case in ("kept:2", "in_place:3"))
     assert kept["slots"] == 2
     assert not any(kept["in_place"])
-    assert one["in_place"].count(True) == three["in_place"].count(True) == 4
-    assert (kept["digest"], kept["found"]) == (one["digest"], one["found"])
+    assert three["in_place"].count(True) == 4
     assert (kept["digest"], kept["found"]) == (three["digest"], three["found"])
     bad, kept_bad = (
         results[case]["result"] for case in ("in_place_bad_steps:2", "kept_bad_steps:1")
     )
     assert bad["digest"] == kept_bad["digest"] != kept["digest"]
+    own = [results[case]["result"] for case in ("own_updates:1", "in_place_own_updates:2")]
+    assert own[0] == own[1]
 
 
 def test_without_recovery_a_rank_that_ends_ends_the_run_with_the_cause(results):
