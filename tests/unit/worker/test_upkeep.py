@@ -222,6 +222,25 @@ def test_what_cannot_succeed_is_ended_with_its_reason():
     assert world.end.code == 64
 
 
+@pytest.mark.parametrize("is_seen_first", [True, False])
+def test_a_run_that_ends_because_a_rank_has_ended_shows_how_that_one_did(is_seen_first):
+    world = World(3)
+    world.join_all()
+    dead, saying = world.of(1), world.of(0)
+    raised = Exit(1, None, "Traceback\n  a frame\nValueError: label 11")
+    if is_seen_first:
+        world.exit(dead, raised)
+    world.say(saying, say="fail", reason="rank 1 has ended", rank=1)
+    if not is_seen_first:
+        world.exit(dead, raised)
+    for attempt in list(world.living):
+        world.exit(attempt, KILLED)
+    what = (
+        "the run cannot succeed: rank 1 has ended (rank 1 exited with code 1: ValueError: label 11)"
+    )
+    assert world.end == End(1, what, raised.error)
+
+
 def test_asked_to_stop_nobody_is_started_again_and_asked_twice_all_are_killed():
     world = World(2)
     world.join_all()
