@@ -88,6 +88,8 @@ def local(tensor):
 
 @pytest.fixture
 def ranks(forked):
+    import torch._dynamo  # noqa: F401  DTensor imports it at first use: once here instead of once per fork
+
     def run(size, body, name="job"):
         def join(rank, directory):
             torch.set_num_threads(1)
