@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 REFUSED = {
     # case and ranks: exit code, what happened, the fix

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 pytest.importorskip("transformers", reason="transformers is an optional dependency")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 WORLDS = ("gpt:1", "gpt:2", "gpt:3", "gpt:4", "gpt:8")
 

@@ -92,5 +92,5 @@ def no_leaks():
     before = set(os.listdir("/proc/self/fd"))
     children = psutil.Process().children()
     yield
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before, "garbage of other tests may go meanwhile"
     assert psutil.Process().children() == children
