@@ -121,8 +121,8 @@ class SimulatedTrainer:
         return Glance(
             state=self._state() if self.is_alive else "",
             ticks=int(self._ticks + self._worked()),
-            beats=self.memory.beats.get((rank, self.pid), 0),
-            is_outside=(rank, self.pid) in self.memory.outside,
+            beats=self.memory.sign_of("beats", rank, self.pid),
+            is_outside=self.memory.sign_of("outside", rank, self.pid) % 2 == 1,
         )
 
     def _state(self) -> str:
@@ -213,7 +213,8 @@ class SimulatedTrainer:
 
     def look(self) -> None:
         """Raise when this process must not go on as it does."""
-        self.memory.beats[self.rank, self.pid] = self._beats = self._beats + 1
+        self._beats += 1
+        self.memory.sign("beats", self.rank, self.pid, self._beats)
         self._check_stop()
         if self._is_next_ready():
             raise Moved
@@ -252,7 +253,8 @@ class SimulatedTrainer:
                 yield from self._enter(found)
                 return
             except GenerationChanged:
-                yield "work", 0.01
+                self.look()
+                yield "wait", 0.05
             except (PeerLost, Moved):
                 continue
 
@@ -350,7 +352,7 @@ class SimulatedTrainer:
                 raise PeerLost(lost, self.where)
             if self.clock.now >= until:
                 until = self.clock.now + _SLICE_SECONDS
-                done = [self.memory.advances.get((r, self.pid_of(r)), 0) for r in self.members]
+                done = [self.memory.sign_of("advances", r, self.pid_of(r)) for r in self.members]
                 self.suspicions.note_work(self.clock.now, done)
                 self._look_at(awaited())
             yield "wait", until - self.clock.now

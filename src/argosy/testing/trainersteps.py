@@ -45,6 +45,7 @@ class LoopingTrainer(SimulatedTrainer):
     """What user code keeps: how many results it has seen."""
     _turn: int | None = None
     _next_record = 0
+    _advances = 0
 
     def program(self) -> Program[None]:
         """Start, join, and take step after step."""
@@ -64,14 +65,13 @@ class LoopingTrainer(SimulatedTrainer):
             yield from self._loop_body(step, turn)
 
     def _loop_body(self, step: int, turn: int) -> Program[None]:
-        memory, here = self.memory, (self.rank, self.pid)
-        memory.outside.add(here)
+        memory = self.memory
+        memory.sign("outside", self.rank, self.pid, 2 * turn + 1)
         yield from self.pass_by("outside", step)
         yield "work", 0.002
         if self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
             yield from self._evaluate(step)
-        memory.outside.discard(here)
-        memory.outside.discard((self.rank, self.pid))
+        memory.sign("outside", self.rank, self.pid, 2 * turn + 2)
         began = self.clock.now
         ledger = memory.committed.ledger
         version = ledgers.version_of_turn(memory.state.version, ledger, turn)
@@ -338,9 +338,9 @@ class LoopingTrainer(SimulatedTrainer):
         memory = self.memory
         if task.lane is None:
             task.lane, task.sums = lane, []
-            task.place = (self.rank, self._next_record % RING)
-            self._next_record += 1
-            memory.records[task.place] = Record(task.key, lane, self.pid)
+            self._take_record(task, lane)
+        elif task.place[0] != self.rank:
+            self._take_record(task, lane)  # the records of the rank that it had are another's now
         while len(task.sums) < self.plan.evaluation_batches:
             self.look()
             yield from self.pass_by("evaluation", step)
@@ -348,12 +348,17 @@ class LoopingTrainer(SimulatedTrainer):
             yield "work", self.plan.lane_seconds * (0.5 + self.random.random())
             task.sums.append((lane, len(task.sums)))
             memory.records[task.place].progress = len(task.sums)
-            here = (self.rank, self.pid)
-            memory.advances[here] = memory.advances.get(here, 0) + 1
+            self._advances += 1
+            memory.sign("advances", self.rank, self.pid, self._advances)
         record = memory.records[task.place]
         record.key, record.sums = task.key, task.sums
         task.lane = None
         memory.tell()
+
+    def _take_record(self, task: Task, lane: int) -> None:
+        task.place = (self.rank, self._next_record % RING)
+        self._next_record += 1
+        self.memory.records[task.place] = Record(task.key, lane, self.pid)
 
     def _wait_evaluation(self, task: Task, entries: list[Record]) -> Program[None]:
         memory = self.memory

@@ -73,10 +73,8 @@ class TrainingMemory:
         self.agreed: dict[tuple[int, str], Any] = {}
         self.snapshot: tuple[int, int] | None = None
         """The pinned version and its slot."""
-        self.beats: dict[tuple[int, int], int] = {}
-        self.advances: dict[tuple[int, int], int] = {}
-        self.outside: set[tuple[int, int]] = set()
-        """(rank, process id) of those in user code."""
+        self.signs: dict[tuple[str, int], tuple[int, int]] = {}
+        """What processes show of themselves, by kind and rank: the process id, and a count that grows."""
         self.records: dict[tuple[int, int], Record] = {}
         self.totals: dict[Any, Mapping[int, Any]] = {}
         self.turns: dict[int, int] = {}
@@ -113,6 +111,20 @@ class TrainingMemory:
     def note_failure(self, step: int, lane: int, text: str, author: str) -> bool:
         """Whether this has failed like that in another process before."""
         return self.failures.setdefault((step, lane, text), author) != author
+
+    def sign(self, kind: str, rank: int, pid: int, count: int) -> None:
+        """A process shows, under its rank, that it looks up, gets on, or is between two steps (an odd count)."""
+        self.signs[kind, rank] = (pid, count)
+
+    def sign_of(self, kind: str, rank: int, pid: int) -> int:
+        """The last sign of a process, also if it does not know yet that it has this rank."""
+        owner, count = self.signs.get((kind, rank), (0, 0))
+        if owner == pid:
+            return count
+        found = [
+            count for (k, _), (owner, count) in self.signs.items() if (k, owner) == (kind, pid)
+        ]
+        return max(found, default=0)
 
     # --- a round --------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class TrainingPlan:
 def random_plan(random: Random, num_lanes: int) -> TrainingPlan:
     """One plan."""
     steps = random.randint(6, 16)
-    lane_seconds = random.choice([0.01, 0.05, 0.4])
+    lane_seconds = random.choice([0.01, 0.05, 0.4, 3.0])
     median = lane_seconds * num_lanes
     # So long a rank may sleep or compute without being taken for hung, whatever it is that the others wait for.
     patience = {"idle": (3.0 * lane_seconds + 1.0) / 2, "slow": 25.0}

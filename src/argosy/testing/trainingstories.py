@@ -143,9 +143,10 @@ class TrainingStory:
             return
         name = random.choice(alive)
         role = coordinator.runs[name].roles["train"]
-        if len(role.members) <= max(1, role.least):
+        members = [index for index in role.members if not role.processes[index].retired]
+        if len(members) <= max(1, role.least):
             return
-        index = random.choice(role.members)
+        index = random.choice(members)
         self.runs[name].wish = self.runs[name].wish or "killed"
         _command, outputs = coordinator.stop(
             self.cluster.clock.now, name, hard=True, reason="", role="train", index=index

@@ -129,8 +129,12 @@ class Crew:
             try:
                 self._enter(wait, found.number, living)
                 return
-            except (PeerLost, Moved, GenerationChanged):
+            except (PeerLost, Moved):
                 continue  # look again: somebody ended, or a newer generation is complete
+            except GenerationChanged:
+                # The others are in a generation that this process has not taken: it comes, when all are ready for the newest one.
+                self.look()
+                time.sleep(_LOOK_SECONDS / 4)
 
     def _wait_ready(self, deadline: float) -> None:
         """A newcomer waits for all others of its generation, or for a newer one."""

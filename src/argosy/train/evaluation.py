@@ -36,6 +36,8 @@ class Task:
         self.key, self.step, self.feed, self.fn, self.batches = key, step, feed, fn, batches
         self.lane: int | None = None
         self.record = 0
+        self.rank = 0
+        """Whose records that one is among."""
         self.index = 0
         self.sums: Sums = {}
         self.result: Sums = {}
@@ -109,7 +111,9 @@ class Evaluation:
         parts = self._parts
         if task.lane is None:
             task.lane, task.index, task.sums = lane, 0, {}
-            task.record = self._tally.take(parts.crew.rank, task.key, lane, os.getpid())
+            self._take(task)
+        elif task.rank != parts.crew.rank:
+            self._take(task)  # the records of the rank that it had are another process's now
         while task.index < task.batches:
             parts.crew.look()
             try:
@@ -124,6 +128,11 @@ class Evaluation:
         self._tally.finish(task.record, task.key, task.sums)
         task.lane = None
         parts.exchange.wake()
+
+    def _take(self, task: Task) -> None:
+        assert task.lane is not None
+        task.rank = self._parts.crew.rank
+        task.record = self._tally.take(task.rank, task.key, task.lane, os.getpid())
 
     def _call(self, task: Task, lane: int) -> Sums:
         """The function on one batch, with the generators that belong to it."""

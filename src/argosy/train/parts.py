@@ -17,7 +17,7 @@ from argosy import data as sources
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
-from argosy.train import assembly, fingerprint, replicas, room, saves, seeds
+from argosy.train import assembly, fingerprint, ledgers, replicas, room, saves, seeds
 from argosy.train.crew import Crew
 from argosy.train.feeding import Pantry, Unfed
 from argosy.train.guards import batch_of_step
@@ -136,7 +136,7 @@ class Parts:
         self.transaction.begin_turn(self.place)
         self.transaction.heed_stop(self.place)
         step, turn = self.place()
-        if self._turn is None or not self._turn <= turn <= self._turn + 1:
+        if not ledgers.is_of_loop(self._turn, turn):
             step, turn = self._join_turn()
         self._turn = turn
         self._turns.offer(turn, self.crew.rank, self.run.state.snapshot())
@@ -176,8 +176,7 @@ class Parts:
         """A step from the committed version."""
         version, slot = self.state.current()
         ledger = self.memories.version(slot).ledger
-        if int(ledger.get("turn", 0)) != turn:
-            version -= 1  # the others had all they needed, and have committed it meanwhile
+        version = ledgers.version_of_turn(version, ledger, turn)
         work = Work(version, step, batch_of_step(step, ledger.get("omitted", [])))
         work.ledger = lambda: {"state": self.run.state.snapshot().decode()}
         self._expect(work.index)

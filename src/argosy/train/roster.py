@@ -59,7 +59,7 @@ class Roster:
         region = self._arena.tensor("roster")
         if region.numel() != total:
             raise _another(arena_name)
-        self._beats = self._advances = 0
+        self._beats = self._advances = self._crossings = 0
         self._bytes = region.numpy()
         self._memory = Memory(region, self._arena.fileno())
         self._digests = self._memory.numbers(self._digests_at, num_parameters)
@@ -191,7 +191,7 @@ class Roster:
         self._sign(rank, 16, self._advances)
 
     def beats(self, rank: int, pid: int) -> int:
-        """How often that process has looked up; 0 if it has not, or is not that rank."""
+        """How often that process has looked up; 0 if it has not."""
         return self._signs(rank, 8, pid)
 
     def advances(self, rank: int, pid: int) -> int:
@@ -200,23 +200,31 @@ class Roster:
 
     def leave_step(self, rank: int) -> None:
         """This process is in user code between two steps: it may take its time."""
-        self._sign(rank, 24, 1)
+        self._crossings |= 1
+        self._sign(rank, 24, self._crossings)
 
     def enter_step(self, rank: int) -> None:
         """It is in a step again."""
-        self._sign(rank, 24, 0)
+        self._crossings += self._crossings & 1
+        self._sign(rank, 24, self._crossings)
 
     def is_outside(self, rank: int, pid: int) -> bool:
         """Whether that process is between two steps."""
-        return self._signs(rank, 24, pid) == 1
+        return self._signs(rank, 24, pid) & 1 == 1
 
     def _sign(self, rank: int, word: int, count: int) -> None:
         at = self._arrivals_at + rank * _LINE + word
         self._memory.store(at, (count & _COUNT_MASK) << _PID_BITS | os.getpid())
 
     def _signs(self, rank: int, word: int, pid: int) -> int:
-        found = self._memory.load(self._arrivals_at + rank * _LINE + word)
-        return found >> _PID_BITS if found & ((1 << _PID_BITS) - 1) == pid else 0
+        """The last sign of a process: under the rank that it has, or if it does not know yet that it has it, under the one before."""
+        mask = (1 << _PID_BITS) - 1
+        sign = self._memory.load(self._arrivals_at + rank * _LINE + word)
+        if sign & mask == pid:
+            return sign >> _PID_BITS
+        lines = range(self._arrivals_at, self._arrivals_at + self._most_ranks * _LINE, _LINE)
+        found = (self._memory.load(line + word) for line in lines)
+        return max((sign >> _PID_BITS for sign in found if sign & mask == pid), default=0)
 
     # --- agreement ----------------------------------------------------------------------------
 
