@@ -78,6 +78,8 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
         data = {"reason": _text(message.get("reason") or "")[:MOST_REASON]}
         if _is_number(message.get("code")) and 0 < message["code"] < 256:
             data["code"] = message["code"]
+        if _is_number(message.get("rank")):
+            data["rank"] = message["rank"]
         return Observed(number=number, kind="gave_up", attempt=attempt, run=run, data=data)
     if says == "error":
         text = {"level": "error", "text": _text(message.get("text", ""))[:MOST_TEXT]}

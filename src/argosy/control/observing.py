@@ -121,17 +121,28 @@ def _gave_up(supervisor: Supervisor, by: Attempt, data: dict[str, Any]) -> list[
         return []
     reason = str(data.get("reason") or "its program gave up")
     who = f"rank {by.rank}" if by.rank is not None else f"{by.role}/{by.index}"
+    blamed = _blamed(supervisor, by, data["rank"]) if "rank" in data else None
     return [
         StopRequested(
             run=supervisor.run,
             hard=False,
             reason=f"{who}: {reason}",
             failed=True,
-            cause=by.id,
-            declared=True,
+            cause=(blamed or by).id,
+            declared=blamed is None,
             code=data.get("code"),
         )
     ]
+
+
+def _blamed(supervisor: Supervisor, by: Attempt, rank: int) -> Attempt | None:
+    """Whose end a member gives as the reason: the newest attempt with this rank that has ended, or is about to."""
+    found = [
+        each
+        for each in supervisor.attempts.values()
+        if each.role == by.role and each.rank == rank and each is not by
+    ]
+    return max(found, key=lambda each: (each.exit is not None, each.planned_seq), default=None)
 
 
 def _exited(run: str, attempt: Attempt, data: dict[str, Any], now: float) -> AttemptExited:

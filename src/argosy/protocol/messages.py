@@ -139,7 +139,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: str = ""
     run: str = ""
     data: dict[str, Any] = {}
-    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · hung, unready: reason · suspected (by this attempt): rank generation reason · gave_up: reason code · ports: ports · ports_refused: reason · note: level text"""
+    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · progressed: step · hung, unready: reason · suspected (by this attempt): rank generation reason · gave_up: reason code rank · ports: ports · ports_refused: reason · note: level text"""
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -183,6 +183,10 @@ class Wants(Message, frozen=True, kw_only=True, tag="wants"):
     """Meant for this keeper: a host with another one ignores them, what they ask for is gone."""
     wants: list[Want] = []
     reserves: list[Reserve] = []
+    page: int = 0
+    """Of several messages with the same since and version, which hold no more than fits each."""
+    has_more: bool = False
+    """There is another page; nothing counts until all have come."""
 
 
 class Acknowledge(Message, frozen=True, kw_only=True, tag="acknowledge"):

@@ -368,7 +368,8 @@ class Upkeep:
     def _close(self, end: End) -> list[Action]:
         exit = None if self._blamed is None else self._bad_exits.get(self._blamed)
         if exit is not None:
-            end = End(end.code, f"{end.text} (rank {self._blamed} {exit.describe()})", exit.error)
+            code = exit.code if exit.code is not None else 128 + (exit.signal or 0)
+            end = End(code, f"{end.text} (rank {self._blamed} {exit.describe()})", exit.error)
         self.end = end
         self.is_over = True
         return [end]

@@ -108,7 +108,7 @@ def test_without_recovery_a_rank_that_ends_ends_the_run_with_the_cause(results):
     lost, alone, raised = (
         results[case] for case in ("in_place_lost:3", "in_place_alone:1", "in_place_raises:2")
     )
-    assert (lost["code"], alone["code"], raised["code"]) == (1, 64, 1)
+    assert (lost["code"], alone["code"], raised["code"]) == (137, 64, 1)
     # What it had to do for step 2 was done: the others may have committed that one.
     cause = r"the run cannot succeed: rank 1 has ended during step [23], with recovery=False.*\(rank 1 was killed by signal 9"
     assert re.search(cause, lost["errors"].splitlines()[-1])

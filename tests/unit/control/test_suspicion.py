@@ -136,6 +136,19 @@ def test_a_program_that_gives_up_ends_the_run_with_its_reason_and_without_a_rest
     assert host.waiting() == []
 
 
+def test_a_run_that_is_given_up_because_a_rank_has_ended_has_that_end_as_its_first_cause():
+    host = begin()
+    host.exit("train.3.0", signal=9)
+    host.start()
+    host.report("gave_up", "train.1.0", reason="rank 3 has ended", rank=3)
+    for name in host.wanted("term"):
+        host.exit(name, signal=15)
+    ended = host.ended
+    assert (ended.outcome, ended.exit_code) == ("failed", 137)
+    assert ended.first_cause == f"{host.run}.train.3.0"
+    assert ended.reason == "rank 1: rank 3 has ended"
+
+
 def test_the_exit_code_of_one_that_gives_up_and_leaves_is_its_own():
     host = begin(count=2)
     host.report("gave_up", "train.1.0", reason="no use")
@@ -190,6 +203,7 @@ def test_words_of_a_worker_become_observations():
     assert given_up.kind == "gave_up"
     assert len(given_up.data["reason"]) == 8 << 10
     assert told({"say": "fail", "code": 64}).data == {"reason": "", "code": 64}
+    assert told({"say": "fail", "rank": 3}).data == {"reason": "", "rank": 3}
     for code in (0, 256, "64", None):
         assert told({"say": "fail", "code": code}).data == {"reason": ""}
 
