@@ -32,10 +32,37 @@ def of_memory(address: int, num_bytes: int) -> int:
 
 def of_chunks(address: int, num_bytes: int, chunk_bytes: int) -> Table:
     """The CRC32C of each chunk; the last one may be shorter."""
-    kernel = _kernel()
-    starts = range(0, num_bytes, chunk_bytes)
-    found = [kernel(address + at, min(chunk_bytes, num_bytes - at)) for at in starts]
-    return table_of(found)
+    whole, rest = divmod(num_bytes, chunk_bytes)
+    found = of_cells(address, whole, chunk_bytes, 1, 1)
+    if rest:
+        found = np.append(found, np.uint32(of_memory(address + num_bytes - rest, rest)))
+    return found
+
+
+def of_cells(
+    address: int, num_rows: int, band_bytes: int, num_bands: int, rows_per_cell: int
+) -> Table:
+    """The CRC32C of each cell of a matrix of bytes: `num_bands` bands to a row, `rows_per_cell` rows to a cell, the last cells of what is left."""
+    found = np.zeros(-(-num_rows // rows_per_cell) * num_bands, dtype=np.uint32)
+    native = loader.library()
+    if native is not None:
+        native.ag_crc32c_cells(
+            address, num_rows, band_bytes, num_bands, rows_per_cell, found.ctypes.data
+        )
+        return found
+    kernel, width = _kernel(), band_bytes * num_bands
+    for cell in range(len(found)):
+        group, band = divmod(cell, num_bands)
+        first, last = group * rows_per_cell, min(num_rows, (group + 1) * rows_per_cell)
+        if num_bands == 1:
+            found[cell] = kernel(address + first * width, (last - first) * width)
+            continue
+        rows = np.ctypeslib.as_array(
+            (ctypes.c_uint8 * ((last - first) * width)).from_address(address + first * width)
+        ).reshape(last - first, width)
+        mine = np.ascontiguousarray(rows[:, band * band_bytes : (band + 1) * band_bytes])
+        found[cell] = crc32c.extend(0, mine.reshape(-1))
+    return found
 
 
 def table_of(crcs: list[int]) -> Table:

@@ -131,3 +131,16 @@ uint32_t ag_copy_crc32c(void *dst, const void *src, int64_t num_bytes, uint32_t 
     }
     return ~crc;
 }
+
+void ag_crc32c_cells(const void *src, int64_t num_rows, int64_t band_bytes, int32_t num_bands, int64_t rows_per_cell, uint32_t *out)
+{
+    const unsigned char *from = src;
+    pthread_once(&are_made, make_tables);
+    for (int64_t row = 0; row < num_rows; row++) {
+        uint32_t *cells = out + row / rows_per_cell * num_bands;
+        if (row % rows_per_cell == 0)
+            memset(cells, 0, (size_t)num_bands * sizeof *cells);
+        for (int32_t band = 0; band < num_bands; band++, from += band_bytes)
+            cells[band] = ~advance(from, band_bytes, ~cells[band]);
+    }
+}

@@ -82,6 +82,10 @@ int32_t ag_reduce_pages(float *out, const void *const *inputs, int32_t num_input
 /* Copy and continue a CRC32C over the bytes; dst may be NULL (checksum alone). crc of nothing is 0, as in the usual libraries. */
 uint32_t ag_copy_crc32c(void *dst, const void *src, int64_t num_bytes, uint32_t crc);
 
+/* CRC32Cs of the cells of a matrix of bytes: rows of num_bands bands of band_bytes (more than 0) each, without gaps; a cell is one band of rows_per_cell
+ * rows, the last one of what is left, its bytes row after row. out has num_bands entries per row of cells. */
+void ag_crc32c_cells(const void *src, int64_t num_rows, int64_t band_bytes, int32_t num_bands, int64_t rows_per_cell, uint32_t *out);
+
 /* Count the elements in which a and b differ (as bytes, element_bytes 1, 2, 4 or 8) and write the first `capacity` of their indices. */
 int64_t ag_changed(const void *a, const void *b, int64_t count, int32_t element_bytes, int64_t *indices, int64_t capacity);
 
