@@ -22,7 +22,7 @@ from argosy.control.commands import check_secrets, name_of, target_of, without_v
 from argosy.control.faults import FaultOrder, check_order, choose_role, fault_of, victim_of
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
-from argosy.control.launching import pages_of, unlaunchable, wants_of
+from argosy.control.launching import MOST_IN_MESSAGE, pages_of, unlaunchable, wants_of
 from argosy.control.observing import facts_of, leftovers, lost_with_old_keeper, note_of
 from argosy.control.resizing import check_resize, place_additional
 from argosy.control.retention import KEEP_ENDED
@@ -85,6 +85,7 @@ class Coordinator(ClusterState):
         super().__init__(keep_ended=keep_ended, gaps_below=gaps_below)
         self.runs_directory = runs_directory
         self.seed = seed
+        self.most_in_message = MOST_IN_MESSAGE
         self._unconfirmed: dict[str, None] = {}
         """Hosts that were sent wants they have not confirmed."""
         self._deadlines: list[tuple[float, str]] = []
@@ -361,7 +362,8 @@ class Coordinator(ClusterState):
 
     def _send_wants(self, now: float, state: HostWants) -> None:
         message = wants_of(state, self.runs, self.runs_directory)
-        self._outputs.messages += [(state.host, page) for page in pages_of(message)]
+        pages = pages_of(message, self.most_in_message)
+        self._outputs.messages += [(state.host, page) for page in pages]
         state.sent = state.version
         state.sent_at = now
         self._unconfirmed[state.host] = None

@@ -100,6 +100,8 @@ class HostSide:
         self._secret = secret
         self._keeper_pid = 0
         self._version = 0
+        self._pages: dict[int, Wants] = {}
+        """Of wants that have not come as a whole."""
         self._is_report_due = False
         self._greeted_at: float | None = None
         """When hello was said last, while no welcome has come."""
@@ -171,6 +173,7 @@ class HostSide:
         self._ending.clear()
         self._watched.clear()
         self._version = 0
+        self._pages = {}
         self.keeper = keeper
         self._outboxes.setdefault(keeper, Outbox(keeper))
 
@@ -304,6 +307,20 @@ class HostSide:
         self._is_report_due = True  # the controller learns from it where we are
         if message.since > self._version:
             return  # something before it was lost; it is sent again
+        if any(
+            (p.since, p.version) != (message.since, message.version) for p in self._pages.values()
+        ):
+            self._pages.clear()
+        self._pages[message.page] = message
+        last = max(self._pages)
+        if self._pages[last].has_more or len(self._pages) <= last:
+            return  # nothing counts until all of it is there
+        pages, self._pages = self._pages, {}
+        for number in sorted(pages):
+            self._take_page(pages[number])
+        self._version = max(self._version, message.version)
+
+    def _take_page(self, message: Wants) -> None:
         for want in message.wants:
             if want.version > self._version:
                 local = self._attempts.setdefault(want.attempt, _Local(want.attempt))
@@ -313,7 +330,6 @@ class HostSide:
         for reserve in message.reserves:
             if reserve.version > self._version:
                 self._take_reserve(reserve)
-        self._version = max(self._version, message.version)
 
     def _take_reserve(self, reserve: Reserve) -> None:
         if reserve.ports:

@@ -50,29 +50,23 @@ def wants_of(state: HostWants, runs: dict[str, Supervisor], runs_directory: str)
     )
 
 
-def pages_of(message: Wants, most: int = MOST_IN_MESSAGE) -> list[Wants]:
-    """The same in messages of bounded size; each follows the one before it, and one that is lost holds the later ones up."""
+def pages_of(message: Wants, most: int) -> list[Wants]:
+    """The same in messages of bounded size, of which a host makes one again."""
     everything: list[Want | Reserve] = [*message.wants, *message.reserves]
-    everything.sort(key=lambda each: each.version)
     if len(everything) <= most:
         return [message]
-    pages = []
-    since = message.since
-    for first in range(0, len(everything), most):
-        page, rest = everything[first : first + most], everything[first + most : first + most + 1]
-        # What has the same version as the next page's first is known as a whole only with that page.
-        version = rest[0].version - 1 if rest else message.version
-        pages.append(
-            Wants(
-                since=since,
-                version=version,
-                keeper=message.keeper,
-                wants=[each for each in page if isinstance(each, Want)],
-                reserves=[each for each in page if isinstance(each, Reserve)],
-            )
+    return [
+        Wants(
+            since=message.since,
+            version=message.version,
+            keeper=message.keeper,
+            wants=[each for each in everything[first : first + most] if isinstance(each, Want)],
+            reserves=[e for e in everything[first : first + most] if isinstance(e, Reserve)],
+            page=first // most,
+            has_more=first + most < len(everything),
         )
-        since = version
-    return pages
+        for first in range(0, len(everything), most)
+    ]
 
 
 def unlaunchable(

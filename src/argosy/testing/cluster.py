@@ -257,6 +257,7 @@ class SimulatedCluster:
             keep_ended=self.keep_ended,
             gaps_below=self.log.mark,
         )
+        coordinator.most_in_message = 2 + self.seed % 5  # pages get lost and overtake each other
         for event in self.log.replay():
             coordinator.replay(event)
         if coordinator.unreadable:

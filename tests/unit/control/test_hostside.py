@@ -532,15 +532,18 @@ def test_what_is_wanted_of_many_processes_comes_in_pages_and_goes_in_batches(mon
     ]
     reserves = [Reserve(run="r1", version=3, ports={"t/0/http": 0})]
     whole = Wants(since=0, version=4, keeper="k1", wants=wants, reserves=reserves)
-    assert pages_of(whole) == [whole]
+    assert pages_of(whole, most=12) == [whole]
     pages = pages_of(whole, most=3)
     assert [len(page.wants) + len(page.reserves) for page in pages] == [3, 3, 3, 3]
     stage = Stage()
-    for page in (pages[0], pages[2]):
+    for page in (pages[0], pages[2], pages[3]):
         stage.take(stage.side.receive(stage.now, page))
-    # One was lost: what follows it waits until all of it is sent again.
-    assert stage.reports[-1].wants_version == pages[0].version
-    for page in pages_of(whole, most=3):
+    # One was lost: the others wait until it is sent again.
+    assert stage.reports[-1].wants_version == 0
+    assert stage.sent("spawn") == []
+    newer = Wants(since=0, version=5, keeper="k1", wants=wants[:4])
+    stage.take(stage.side.receive(stage.now, pages_of(newer, most=3)[1]))
+    for page in (pages[3], pages[1], pages[2], pages[0]):
         stage.take(stage.side.receive(stage.now, page))
     spawned = [f["batch"]["attempts"] for f in stage.sent("spawn")]
     assert sum(map(len, spawned)) == len({o["attempt"] for batch in spawned for o in batch}) == 11
