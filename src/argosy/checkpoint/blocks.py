@@ -7,16 +7,19 @@ or in the writer process: a `Source` gives the bytes, `pace` is asked before eac
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from argosy.checkpoint import checksums, directio, tables
+from argosy.checkpoint import bands, checksums, directio, tables
 from argosy.checkpoint.directio import ALIGNMENT, BLOCKS, FILES, Files
 from argosy.checkpoint.layouts import Image
 from argosy.checkpoint.shares import Duty
 from argosy.checkpoint.sources import Run, Source
-from argosy.checkpoint.tables import Written
+from argosy.checkpoint.tables import CellsWritten, Written
+from argosy.native import loader
 
 Pace = Callable[[int], None]
 THREADS = 4
@@ -38,6 +41,7 @@ class BlockWriter:
         self._directory = directory
         self._image = image
         self._source = source
+        self._starts = [[slot.offset for slot in file.slots] for file in image.files]
         self._threads = threads
         self._pace = pace
         self._files = files
@@ -130,7 +134,26 @@ class BlockWriter:
             start=duty.start,
             num_bytes=sum(stop - start for start, stop in runs),
             crcs=tables.pack(crcs),
+            cells=self._cells(duty, address),
         )
+
+    def _cells(self, duty: Duty, address: int) -> tuple[CellsWritten, ...]:
+        """Checksums of columns, where a tensor has them; they cost a pass, so only native code makes them."""
+        if loader.library() is None:
+            return ()
+        slots = self._image.files[duty.file].slots
+        first = max(0, bisect_right(self._starts[duty.file], duty.start) - 1)
+        found = []
+        for slot in itertools.islice(slots, first, None):
+            if slot.offset >= duty.stop:
+                break
+            low, high = max(duty.start, slot.offset), min(duty.stop, slot.stop)
+            grid = bands.grid_of(slot.shape, slot.item_bytes) if low < high else None
+            if grid is not None:
+                at = address + low - duty.start
+                start, stop = low - slot.offset, high - slot.offset
+                found.append(bands.cells_of_stretch(slot.name, grid, start, stop, at))
+        return tuple(found)
 
     def _send_run(self, descriptors: tuple[int, int], data: memoryview, offset: int) -> None:
         """The aligned middle directly, the edges through the page cache."""

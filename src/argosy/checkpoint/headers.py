@@ -18,6 +18,9 @@ from argosy.errors import CheckpointDamaged, ConfigError
 from argosy.move.dtypes import itemsize
 
 ALIGNMENT = 4096
+CHUNK_ALIGNMENT = 65536
+"""Where data of large files begins: their tensors then begin with a chunk, and a shard is whole chunks."""
+_LARGE_FILE = 1 << 20
 _LENGTH = struct.Struct("<Q")
 
 TO_FILE = {
@@ -79,7 +82,8 @@ def encode(
         relative.append((name, dtype, shape, at, at + size))
         at += size
     body = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode()
-    start = -(-(_LENGTH.size + len(body)) // ALIGNMENT) * ALIGNMENT
+    unit = ALIGNMENT if at < _LARGE_FILE else CHUNK_ALIGNMENT
+    start = -(-(_LENGTH.size + len(body)) // unit) * unit
     if start - _LENGTH.size > names.MOST_HEADER_BYTES:
         raise ConfigError(
             f"a header of {start} bytes for {len(relative)} tensors is more than readers accept",

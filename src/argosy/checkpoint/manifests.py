@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from argosy.checkpoint import checksums, names, tables
+from argosy.checkpoint import bands, checksums, names, tables
+from argosy.checkpoint.bands import Bands
 from argosy.checkpoint.headers import ITEM_BYTES
 from argosy.checkpoint.names import Kind
 from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError
@@ -47,6 +48,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     file: str
     offset: int
     box: Box | None = None
+    bands: Bands | None = None
 
 
 class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -218,6 +220,9 @@ def _check_tensor(manifest: Manifest, name: str, tensor: TensorRecord, what: str
             raise _damaged(
                 what, f"puts a part of {name} at {part.offset}, where it cannot lie in {part.file}"
             )
+        if part.bands is not None:
+            sizes = tensor.box_of(part).sizes
+            bands.stored_grid(sizes, ITEM_BYTES[tensor.dtype], part.bands, f"{what}: {name}")
     covered = sum(tensor.box_of(part).volume for part in tensor.parts)
     if covered != math.prod(shape) or not _are_disjoint(tensor.box_of(p) for p in tensor.parts):
         raise _damaged(what, f"has parts of {name} that do not cover its shape {shape} once")

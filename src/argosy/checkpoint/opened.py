@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from argosy.checkpoint import directio, manifests, names, reads, tables, trees
+from argosy.checkpoint import bands, directio, manifests, names, reads, tables, trees
 from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.headers import FROM_FILE
 from argosy.checkpoint.manifests import Manifest, TensorRecord
@@ -170,6 +170,10 @@ class Opened:
             if cut is None:
                 continue
             inner = Box(tuple(map(int.__sub__, cut.offsets, whole.offsets)), cut.sizes)
+            cells = None
+            if part.bands is not None:
+                grid = bands.stored_grid(whole.sizes, dtype.itemsize, part.bands, name)
+                cells = grid, tables.unpack(part.bands.crc32c, name)
             request = Request(
                 tensor=name,
                 offset=part.offset,
@@ -178,6 +182,7 @@ class Opened:
                 box=inner,
                 held=Held(inner, held.at(cut.offsets), held.strides, held.buffer),
                 buffer=buffer,
+                cells=cells,
             )
             found.append((part.file, request))
         return found

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from argosy.checkpoint import checksums, directio, ranges
+from argosy.checkpoint import checksums, columns, directio, ranges
+from argosy.checkpoint.bands import Grid
 from argosy.checkpoint.checksums import Table
+from argosy.checkpoint.columns import Columns
 from argosy.checkpoint.directio import ALIGNMENT, BLOCKS, FILES, Buffer, Files
 from argosy.checkpoint.gathering import tensor_at
 from argosy.errors import CheckpointDamaged
@@ -55,6 +59,8 @@ class Request:
     held: Held
     """Its box is `box`, its place that in `buffer`."""
     buffer: torch.Tensor
+    cells: tuple[Grid, Table] | None = None
+    """Checksums of its columns, where the checkpoint has them."""
 
     @property
     def stop(self) -> int:
@@ -82,9 +88,8 @@ class Statistics:
             self.stretches += 1
 
 
-Scatter = Callable[[int, int, int], None]
-"""Takes (first byte, byte behind the last, address) of a verified stretch."""
-Job = tuple[Stored, tuple[int, int], Scatter | None]
+Job = Callable[[Buffer], int]
+"""Reads something into a block, checks it and hands it out; how many bytes it read."""
 
 
 def read(
@@ -96,26 +101,103 @@ def read(
     """Fill every request; CheckpointDamaged names the file, the chunk and the tensors in it."""
     statistics = Statistics(files=len(work))
     jobs: list[Job] = []
-    for stored, requests in work:
-        scatter = _Scatter(requests)
-        statistics.bytes_wanted += scatter.bytes_wanted
-        found = ranges.stretches(
-            scatter.chunks(stored.chunk_bytes), stored.chunk_bytes, stored.size, STRETCH_BYTES
-        )
-        jobs += [(stored, stretch, scatter) for stretch in found]
-    _run(jobs, statistics, threads, files)
+    with ExitStack() as stack:
+        for stored, requests in work:
+            statistics.bytes_wanted += sum(one.box.volume * one.dtype.itemsize for one in requests)
+            plain: list[Request] = []
+            narrow: list[tuple[Request, Span]] = []
+            for one in requests:
+                span = _columns_of(one, stored)
+                if span is None:
+                    plain.append(one)
+                else:
+                    narrow.append((one, span))
+            if narrow:
+                descriptor = columns.reopened(stored.descriptor)
+                stack.callback(os.close, descriptor)
+                for one, span in narrow:
+                    jobs += _column_jobs(stored, one, span, descriptor, files)
+            jobs += _stretch_jobs(stored, plain, files)
+        _run(jobs, statistics, threads)
     return statistics
+
+
+Span = tuple[tuple[int, int], tuple[int, int]]
+"""Bands and groups."""
+
+
+def _columns_of(one: Request, stored: Stored) -> Span | None:
+    """The cells to read for a box of inner dims, if that is less than whole chunks."""
+    if one.cells is None or one.box.sizes[1:] == one.shape[1:]:
+        return None
+    starts, length = ranges.runs_of_box(one.shape, one.box)
+    size = one.dtype.itemsize
+    found = ranges.chunks_of_runs(one.offset + starts * size, length * size, stored.chunk_bytes)
+    chunked = len(found) * stored.chunk_bytes
+    return columns.bands_for(one.cells[0], one.shape, one.box, size, chunked)
+
+
+def _column_jobs(
+    stored: Stored, one: Request, span: Span, descriptor: int, files: Files
+) -> list[Job]:
+    assert one.cells is not None
+    wanted = Columns(
+        tensor=one.tensor,
+        where=f"{stored.name} of {stored.checkpoint}",
+        descriptor=descriptor,
+        offset=one.offset,
+        shape=one.shape,
+        dtype=one.dtype,
+        box=one.box,
+        held=one.held,
+        buffer=one.buffer,
+        grid=one.cells[0],
+        table=one.cells[1],
+        bands=span[0],
+        groups=span[1],
+    )
+
+    def job(first: int, last: int) -> Job:
+        return lambda block: wanted.read(first, last, block, files)
+
+    return [job(first, last) for first, last in wanted.batches(STRETCH_BYTES)]
+
+
+def _stretch_jobs(stored: Stored, requests: Sequence[Request], files: Files) -> list[Job]:
+    if not requests:
+        return []
+    scatter = _Scatter(requests)
+    chunks = scatter.chunks(stored.chunk_bytes)
+
+    def job(start: int, stop: int) -> Job:
+        def read_one(block: Buffer) -> int:
+            _fetch(stored, start, stop, block, files)
+            scatter(start, stop, block.address)
+            return stop - start
+
+        return read_one
+
+    found = ranges.stretches(chunks, stored.chunk_bytes, stored.size, STRETCH_BYTES)
+    return [job(start, stop) for start, stop in found]
 
 
 def verify(stored: Sequence[Stored], *, threads: int = THREADS, files: Files = FILES) -> Statistics:
     """Read all chunks of files and check them."""
     statistics = Statistics(files=len(stored))
-    jobs: list[Job] = []
+
+    def job(one: Stored, start: int, stop: int) -> Job:
+        def check(block: Buffer) -> int:
+            _fetch(one, start, stop, block, files)
+            return stop - start
+
+        return check
+
+    jobs = []
     for one in stored:
         chunks = np.arange(len(one.table), dtype=np.int64)
         found = ranges.stretches(chunks, one.chunk_bytes, one.size, STRETCH_BYTES)
-        jobs += [(one, stretch, None) for stretch in found]
-    _run(jobs, statistics, threads, files)
+        jobs += [job(one, start, stop) for start, stop in found]
+    _run(jobs, statistics, threads)
     return statistics
 
 
@@ -132,24 +214,15 @@ def read_bytes(stored: Stored, start: int, stop: int, *, files: Files = FILES) -
     return bytes(found[start - low : stop - low])
 
 
-def _run(
-    jobs: Sequence[Job],
-    statistics: Statistics,
-    threads: int,
-    files: Files,
-) -> None:
+def _run(jobs: Sequence[Job], statistics: Statistics, threads: int) -> None:
     has_failed = threading.Event()
 
     def one(job: Job) -> None:
         if has_failed.is_set():
             return
-        stored, (start, stop), scatter = job
         try:
             with BLOCKS.lent() as block:
-                _fetch(stored, start, stop, block, files)
-                statistics.add(stop - start)
-                if scatter is not None:
-                    scatter(start, stop, block.address)
+                statistics.add(job(block))
         except BaseException:
             has_failed.set()
             raise
@@ -213,7 +286,6 @@ class _Scatter:
         for one in self._requests:
             before = self._furthest[-1] if self._furthest else 0
             self._furthest.append(max(before, one.stop))
-        self.bytes_wanted = sum(one.box.volume * one.dtype.itemsize for one in requests)
 
     def chunks(self, chunk_bytes: int) -> ranges.Starts:
         """Chunks that any request touches."""

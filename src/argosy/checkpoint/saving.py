@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 import argosy
-from argosy.checkpoint import boards, directio, manifests, names, tables, trees, votes
+from argosy.checkpoint import bands, boards, directio, manifests, names, tables, trees, votes
 from argosy.checkpoint.blocks import BlockWriter, Pace
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.books import Book
@@ -26,7 +27,7 @@ from argosy.checkpoint.layouts import FileImage, Image, plan_image
 from argosy.checkpoint.manifests import FileRecord, Manifest, Parent, Part, TensorRecord
 from argosy.checkpoint.shares import Duty, plan_shares
 from argosy.checkpoint.sources import Source
-from argosy.checkpoint.tables import Written
+from argosy.checkpoint.tables import CellsWritten, Written
 from argosy.checkpoint.votes import Common, Vote
 from argosy.errors import TimedOut
 
@@ -181,7 +182,7 @@ def manifest_of(
         world={"size": facts.world},
         metrics=facts.metrics,
         files=files | dict(small),
-        tensors=tensors_of(image, common.meanings),
+        tensors=tensors_of(image, common.meanings, written),
         aliases=common.aliases,
         values=names.VALUES if names.VALUES in small else None,
     )
@@ -194,19 +195,45 @@ def record_of(file: FileImage, written: Sequence[Written]) -> FileRecord:
     return FileRecord(kind=file.kind, size=file.size, chunk_bytes=chunk, crc32c=tables.pack(table))
 
 
-def tensors_of(image: Image, meanings: Mapping[str, str | None]) -> dict[str, TensorRecord]:
-    """Where each tensor lies."""
-    return {
-        slot.name: TensorRecord(
-            kind=file.kind,
-            dtype=slot.dtype,
-            shape=slot.shape,
-            parts=(Part(file=file.name, offset=slot.offset),),
-            meaning=meanings.get(slot.name),
-        )
-        for file in image.files
-        for slot in file.slots
-    }
+def tensors_of(
+    image: Image, meanings: Mapping[str, str | None], written: Sequence[Written]
+) -> dict[str, TensorRecord]:
+    """Where each tensor lies, with the checksums of its columns where there are some."""
+    cells: dict[tuple[str, str], list[CellsWritten]] = {}
+    for one in written:
+        for cell in one.cells:
+            cells.setdefault((one.file, cell.name), []).append(cell)
+    blocks = _blocks_of(image, written)
+    found = {}
+    for file in image.files:
+        for slot in file.slots:
+            own = cells.get((file.name, slot.name))
+            grid = bands.grid_of(slot.shape, slot.item_bytes) if own else None
+            # A process without native code makes no cells: then the tensor has none at all.
+            is_whole = own is not None and len(own) == blocks.get((file.name, slot.name))
+            table = bands.join(grid, own) if grid is not None and own and is_whole else None
+            found[slot.name] = TensorRecord(
+                kind=file.kind,
+                dtype=slot.dtype,
+                shape=slot.shape,
+                parts=(Part(file=file.name, offset=slot.offset, bands=table),),
+                meaning=meanings.get(slot.name),
+            )
+    return found
+
+
+def _blocks_of(image: Image, written: Sequence[Written]) -> dict[tuple[str, str], int]:
+    """How often a block with bytes of each tensor was written."""
+    starts: dict[str, list[int]] = {}
+    for one in written:
+        starts.setdefault(one.file, []).append(one.start)
+    found = {}
+    for file in image.files:
+        own = sorted(starts.get(file.name, []))
+        for slot in file.slots:
+            low = bisect_right(own, slot.offset - tables.BLOCK_BYTES)
+            found[file.name, slot.name] = bisect_left(own, slot.stop) - low
+    return found
 
 
 def write_small(staging: Staging, image: Image, values: Mapping[str, Any]) -> dict[str, FileRecord]:

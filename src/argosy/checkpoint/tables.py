@@ -24,6 +24,14 @@ SMALLEST_CHUNK = 4096
 _MOST_CHUNKS = 1 << 20
 
 
+class CellsWritten(msgspec.Struct, frozen=True, array_like=True):
+    """What one block adds to the cells (bands.py) of one tensor: linear CRCs of groups of rows from `first` on."""
+
+    name: str
+    first: int
+    crcs: str
+
+
 class Written(msgspec.Struct, frozen=True, kw_only=True):
     """What one process wrote of one block: how many of its bytes, and the linear CRC of each chunk."""
 
@@ -31,6 +39,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     num_bytes: int
     crcs: str
+    cells: tuple[CellsWritten, ...] = ()
 
 
 def num_chunks(size: int, chunk_bytes: int) -> int:
