@@ -104,6 +104,27 @@ HARDWARE static uint32_t by_instruction(const unsigned char *from, int64_t num_b
         crc = STEP_1(crc, *from);
     return crc;
 }
+
+/* Four neighbouring bands side by side: each is too short for lanes of its own. */
+HARDWARE static void four_bands(const unsigned char *from, int64_t band_bytes, uint32_t *crcs)
+{
+    uint32_t a = ~crcs[0], b = ~crcs[1], c = ~crcs[2], d = ~crcs[3];
+    const unsigned char *second = from + band_bytes, *third = second + band_bytes, *fourth = third + band_bytes;
+    int64_t i = 0;
+    for (; i + 8 <= band_bytes; i += 8) {
+        a = STEP_8(a, word_at(from + i));
+        b = STEP_8(b, word_at(second + i));
+        c = STEP_8(c, word_at(third + i));
+        d = STEP_8(d, word_at(fourth + i));
+    }
+    for (; i < band_bytes; i++) {
+        a = STEP_1(a, from[i]);
+        b = STEP_1(b, second[i]);
+        c = STEP_1(c, third[i]);
+        d = STEP_1(d, fourth[i]);
+    }
+    crcs[0] = ~a, crcs[1] = ~b, crcs[2] = ~c, crcs[3] = ~d;
+}
 #endif
 
 static uint32_t advance(const unsigned char *from, int64_t num_bytes, uint32_t crc)
@@ -140,7 +161,12 @@ void ag_crc32c_cells(const void *src, int64_t num_rows, int64_t band_bytes, int3
         uint32_t *cells = out + row / rows_per_cell * num_bands;
         if (row % rows_per_cell == 0)
             memset(cells, 0, (size_t)num_bands * sizeof *cells);
-        for (int32_t band = 0; band < num_bands; band++, from += band_bytes)
+        int32_t band = 0;
+#if defined(HARDWARE)
+        for (; band + 4 <= num_bands && band_bytes < 3 * LANE_BYTES && ag_level() >= AG_CRC; band += 4, from += 4 * band_bytes)
+            four_bands(from, band_bytes, cells + band);
+#endif
+        for (; band < num_bands; band++, from += band_bytes)
             cells[band] = ~advance(from, band_bytes, ~cells[band]);
     }
 }

@@ -36,7 +36,15 @@ def test_chunks_are_the_checksums_of_their_bytes(path, size):
 
 @pytest.mark.parametrize(
     ("rows", "bands", "width", "per_cell"),
-    [(10, 4, 24, 3), (7, 8, 3, 7), (5, 1, 64, 2), (9, 2, 8, 1), (0, 3, 8, 2)],
+    [
+        (10, 4, 24, 3),
+        (7, 8, 3, 7),
+        (5, 1, 64, 2),
+        (9, 2, 8, 1),
+        (6, 9, 1029, 4),
+        (3, 5, 4000, 2),
+        (0, 3, 8, 2),
+    ],
 )
 def test_cells_are_the_checksums_of_their_rows_in_order(path, rows, bands, width, per_cell):
     data = np.random.default_rng(3).integers(0, 256, (rows, bands * width), dtype=np.uint8)
