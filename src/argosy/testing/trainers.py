@@ -123,6 +123,7 @@ class SimulatedTrainer:
             ticks=int(self._ticks + self._worked()),
             beats=self.memory.sign_of("beats", rank, self.pid),
             is_outside=self.memory.sign_of("outside", rank, self.pid) % 2 == 1,
+            is_done=self.memory.sign_of("done", rank, self.pid) == 1,
         )
 
     def _state(self) -> str:

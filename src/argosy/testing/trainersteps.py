@@ -61,8 +61,11 @@ class LoopingTrainer(SimulatedTrainer):
         while True:
             step, turn = yield from self._begin_turn()
             if step >= self.plan.num_steps:
-                return
+                break
             yield from self._loop_body(step, turn)
+        # What user code does when the loop is over is nobody's business.
+        self.memory.sign("done", self.rank, self.pid, 1)
+        yield "sleep", self.plan.last_seconds * self.random.random()
 
     def _loop_body(self, step: int, turn: int) -> Program[None]:
         memory = self.memory

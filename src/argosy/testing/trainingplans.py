@@ -53,6 +53,8 @@ class TrainingPlan:
     hang_seconds: float
     first_hang_seconds: float
     start_seconds: float
+    last_seconds: float = 0.0
+    """Until a process ends when its loop is over."""
     poison: tuple[int, int] | None = None
     """(step, lane) that always raises."""
     bad_batches: frozenset[int] = frozenset()
@@ -102,6 +104,7 @@ def random_plan(random: Random, num_lanes: int) -> TrainingPlan:
         hang_seconds=1.0,
         first_hang_seconds=max(60.0, 4 * median),
         start_seconds=random.choice([0.1, 3.0, 40.0]),
+        last_seconds=random.choice([0.0, 0.0, 2.0, 400.0]),
         poison=(random.randrange(steps), random.randrange(num_lanes))
         if random.random() < 0.12
         else None,

@@ -63,6 +63,7 @@ class Patience:
                 ticks=ticks,
                 beats=crew.roster.beats(rank, pid),
                 is_outside=crew.roster.is_outside(rank, pid),
+                is_done=crew.roster.has_left_loop(rank, pid),
             )
             reason = self._suspicions.judge(now, rank, pid, glance)
             if reason:

@@ -34,6 +34,8 @@ EDIT, VERDICT, STOP = 16, 17, 18
 _PID_BITS = 22
 _COUNT_MASK = (1 << 42) - 1
 _MOST_DESCENDANTS = 64
+_OUTSIDE, _DONE = 1, 3
+"""Lowest bits of a count that grows when a process enters a step: it is between two steps, or its loop is over."""
 
 
 class Roster:
@@ -200,17 +202,27 @@ class Roster:
 
     def leave_step(self, rank: int) -> None:
         """This process is in user code between two steps: it may take its time."""
-        self._crossings |= 1
+        self._crossings |= _OUTSIDE
         self._sign(rank, 24, self._crossings)
 
     def enter_step(self, rank: int) -> None:
         """It is in a step again."""
-        self._crossings += self._crossings & 1
+        if self._crossings & _DONE:
+            self._crossings = (self._crossings | _DONE) + 1
         self._sign(rank, 24, self._crossings)
+
+    def leave_loop(self, rank: int) -> None:
+        """The loop of this process is over, until it enters a step again."""
+        self._crossings |= _DONE
+        self._sign(rank, 24, self._crossings)
+
+    def has_left_loop(self, rank: int, pid: int) -> bool:
+        """Whether that of another process is."""
+        return self._signs(rank, 24, pid) & _DONE == _DONE
 
     def is_outside(self, rank: int, pid: int) -> bool:
         """Whether that process is between two steps."""
-        return self._signs(rank, 24, pid) & 1 == 1
+        return self._signs(rank, 24, pid) & _OUTSIDE == _OUTSIDE
 
     def _sign(self, rank: int, word: int, count: int) -> None:
         at = self._arrivals_at + rank * _LINE + word

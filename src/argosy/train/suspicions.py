@@ -29,6 +29,8 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     ticks: int
     beats: int
     is_outside: bool
+    is_done: bool = False
+    """Whether its loop is over: what user code does then is awaited by nobody but one who comes too late."""
 
 
 class Suspicions:
@@ -74,6 +76,8 @@ class Suspicions:
 
     def judge(self, now: float, rank: int, pid: int, glance: Glance) -> str:
         """Why a rank that is waited for is accused now; empty: it is not."""
+        if glance.is_done:
+            return ""
         waited = now - self._started
         is_waiting = self._is_waiting(rank, glance.beats, waited)
         sighting = recovery.Sighting(

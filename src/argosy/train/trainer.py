@@ -42,16 +42,19 @@ class Trainer(Beside):
     def steps(self, count: int) -> Iterator[Step]:
         """Steps from the committed one on, until `count` are done."""
         self._enter()
-        while (index := self._next_step()) < count:
-            self.run.step = index
-            self._step = step = Step(self, index)
-            yield step
-            if step.result is None:
-                raise ConfigError(
-                    f"step {index} was not committed in the loop",
-                    fix="call step(), or step.update() or step.gradients() and step.commit(), for every step",
-                )
-        self.run.step = self.step
+        try:
+            while (index := self._next_step()) < count:
+                self.run.step = index
+                self._step = step = Step(self, index)
+                yield step
+                if step.result is None:
+                    raise ConfigError(
+                        f"step {index} was not committed in the loop",
+                        fix="call step(), or step.update() or step.gradients() and step.commit(), for every step",
+                    )
+            self.run.step = self.step
+        finally:
+            self.parts.crew.roster.leave_loop(self.parts.crew.rank)
 
     def compute(self, step: Step, part: int, loss: Loss | None) -> None:
         """One update of a step; called by it."""

@@ -39,3 +39,17 @@ def test_rows_are_of_processes_that_live(roster):
     assert roster.rows() == [(5, 3, os.getpid())]
     assert roster.has_enlisted(5, 3)
     assert not roster.has_enlisted(1, 3)
+
+
+def test_one_whose_loop_is_over_is_outside_until_it_takes_a_step_again(roster):
+    pid = os.getpid()
+    for _ in range(2):
+        roster.enter_step(0)
+        assert not roster.is_outside(0, pid)
+        assert not roster.has_left_loop(0, pid)
+        roster.leave_step(0)
+        assert roster.is_outside(0, pid)
+        assert not roster.has_left_loop(0, pid)
+        roster.leave_loop(0)
+        assert roster.is_outside(0, pid)
+        assert roster.has_left_loop(0, pid)

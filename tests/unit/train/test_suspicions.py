@@ -43,3 +43,8 @@ def test_work_that_is_no_steps_begins_the_wait_anew():
     found.note_work(1.5, [1, 2])
     assert not found.judge(2.0, 1, 11, _look("T"))
     assert found.judge(3.0, 1, 11, _look("T"))
+
+
+def test_one_whose_loop_is_over_is_not_accused_by_one_who_comes_late():
+    found = _suspicions()
+    assert not found.judge(9000.0, 1, 11, _look("S", is_outside=True, is_done=True))
