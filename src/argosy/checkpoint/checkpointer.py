@@ -53,6 +53,7 @@ class Checkpointer:
         *,
         run: str = "",
         group: Group | None = None,
+        shards: bool = False,
         listener: Listener | None = None,
         threads: int = THREADS,
         files: Files = FILES,
@@ -61,6 +62,7 @@ class Checkpointer:
         self.catalogue = Catalogue(self.path, files=files)
         self._run = run
         self._group = group or groups.of_process()
+        self._shards = shards
         self._listener = listener
         self._threads = threads
         self._files = files
@@ -85,7 +87,7 @@ class Checkpointer:
             world=self._group.size,
             metrics=dict(metrics or {}),
         )
-        settings = Settings(files=self._files, threads=self._threads)
+        settings = Settings(files=self._files, threads=self._threads, shards=self._shards)
 
         def gather() -> Book:
             self._lock()

@@ -84,6 +84,8 @@ class TensorSource:
         (held,) = entry.held
         if held.box.sizes != slot.shape or held.strides != row_major(slot.shape):
             return None
+        if slot.box is not None and held.box != slot.box:
+            return None
         buffer = entry.buffers[held.buffer]
         return buffer.data_ptr() + held.start * slot.item_bytes
 
@@ -95,7 +97,7 @@ class TensorSource:
             return
         slot = file.slots[fragment.slot]
         entry = self._entries[slot.name]
-        rest = [fragment.box]
+        rest = [_moved(fragment.box, slot.box, 1)]
         for held in entry.held:
             for box in rest:
                 cut = box.intersect(held.box)
@@ -114,9 +116,18 @@ def _copy(slot: Slot, box: Box, buffer: torch.Tensor, held: Held, origin: int) -
     taken = source.as_strided(
         box.sizes, held.strides, buffer.storage_offset() + held.at(box.offsets)
     )
-    first = origin + slot.offset + flat_offset(slot.shape, box.offsets) * slot.item_bytes
+    inside = _moved(box, slot.box, -1)
+    first = origin + slot.offset + flat_offset(slot.shape, inside.offsets) * slot.item_bytes
     target = tensor_at(first, box.sizes, row_major(slot.shape), dtype)
     target.copy_(taken)
+
+
+def _moved(box: Box, shard: Box | None, sign: int) -> Box:
+    """Between the coordinates of a shard and the tensor's."""
+    if shard is None:
+        return box
+    offsets = tuple(at + sign * by for at, by in zip(box.offsets, shard.offsets, strict=True))
+    return Box(offsets, box.sizes)
 
 
 def tensor_at(

@@ -10,6 +10,7 @@ import json
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from argosy.checkpoint.books import Book
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.gathering import TensorSource
-from argosy.checkpoint.layouts import FileImage, Image, plan_image
+from argosy.checkpoint.headers import dtype_in_file
+from argosy.checkpoint.layouts import FileImage, Image, plan_image, plan_shards
 from argosy.checkpoint.manifests import FileRecord, Manifest, Parent, Part, TensorRecord
-from argosy.checkpoint.shares import Duty, plan_shares
+from argosy.checkpoint.shares import Duty, plan_boxes, plan_shares
 from argosy.checkpoint.sources import Source
 from argosy.checkpoint.tables import CellsWritten, Written
 from argosy.checkpoint.votes import Common, Vote
 from argosy.errors import TimedOut
+from argosy.move.dtypes import itemsize
 
 _FAREWELL_SECONDS = 2.0
 
@@ -45,8 +48,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How bytes get to the disk."""
+    """How bytes get to the disk; with `shards` each process writes its own files, for file systems where several cannot write into one."""
 
+    shards: bool = False
     files: Files
     threads: int
     pace: Pace | None = None
@@ -84,8 +88,7 @@ def save_together(
         mine = votes.encode(votes.said_by(group.rank, facts.step, book := gather()))
         said = boards.exchange(board, votes.SAID, mine, group)
         common = votes.merge(votes.decode_said(said))
-        image = plan_image(common.wanted)
-        duties = plan_shares(image, common.holders, range(group.size))[group.rank]
+        image, duties = _plan(common, group, settings)
         if group.rank == 0:
             directio.check_space(settings.files, staging.fd, image.num_bytes, f"step {facts.step}")
         source = TensorSource(image, book.entries)
@@ -102,6 +105,26 @@ def save_together(
     except BaseException as failure:
         _give_up(staging, board, group, failure)
         raise
+
+
+def _plan(common: Common, group: Group, settings: Settings) -> tuple[Image, list[Duty]]:
+    """The image of all files, and what this process writes of them."""
+    if not settings.shards:
+        image = plan_image(common.wanted)
+        return image, plan_shares(image, common.holders, range(group.size))[group.rank]
+    sizes = [(one.name, itemsize(one.dtype)) for one in common.wanted]
+    boxes = plan_boxes(sizes, common.holders, range(group.size))
+    files: list[FileImage] = []
+    duties: list[Duty] = []
+    for rank in range(group.size):
+        own = [(one, boxes[rank][one.name]) for one in common.wanted if one.name in boxes[rank]]
+        for file in plan_shards(own, rank).files:
+            if rank == group.rank:
+                starts = range(0, file.size, tables.BLOCK_BYTES)
+                stops = [min(file.size, start + tables.BLOCK_BYTES) for start in starts]
+                duties += map(Duty, repeat(len(files)), starts, stops)
+            files.append(file)
+    return Image(files=tuple(files)), duties
 
 
 def wait_committed(store: Store, staging: Staging, board: FileBoard, group: Group) -> None:
@@ -182,7 +205,7 @@ def manifest_of(
         world={"size": facts.world},
         metrics=facts.metrics,
         files=files | dict(small),
-        tensors=tensors_of(image, common.meanings, written),
+        tensors=tensors_of(image, common, written),
         aliases=common.aliases,
         values=names.VALUES if names.VALUES in small else None,
     )
@@ -195,16 +218,15 @@ def record_of(file: FileImage, written: Sequence[Written]) -> FileRecord:
     return FileRecord(kind=file.kind, size=file.size, chunk_bytes=chunk, crc32c=tables.pack(table))
 
 
-def tensors_of(
-    image: Image, meanings: Mapping[str, str | None], written: Sequence[Written]
-) -> dict[str, TensorRecord]:
+def tensors_of(image: Image, common: Common, written: Sequence[Written]) -> dict[str, TensorRecord]:
     """Where each tensor lies, with the checksums of its columns where there are some."""
     cells: dict[tuple[str, str], list[CellsWritten]] = {}
     for one in written:
         for cell in one.cells:
             cells.setdefault((one.file, cell.name), []).append(cell)
     blocks = _blocks_of(image, written)
-    found = {}
+    wanted = {one.name: one for one in common.wanted}
+    parts: dict[str, list[Part]] = {one.name: [] for one in common.wanted}
     for file in image.files:
         for slot in file.slots:
             own = cells.get((file.name, slot.name))
@@ -212,14 +234,19 @@ def tensors_of(
             # A process without native code makes no cells: then the tensor has none at all.
             is_whole = own is not None and len(own) == blocks.get((file.name, slot.name))
             table = bands.join(grid, own) if grid is not None and own and is_whole else None
-            found[slot.name] = TensorRecord(
-                kind=file.kind,
-                dtype=slot.dtype,
-                shape=slot.shape,
-                parts=(Part(file=file.name, offset=slot.offset, bands=table),),
-                meaning=meanings.get(slot.name),
+            parts[slot.name].append(
+                Part(file=file.name, offset=slot.offset, box=slot.box, bands=table)
             )
-    return found
+    return {
+        name: TensorRecord(
+            kind=wanted[name].kind,
+            dtype=dtype_in_file(wanted[name].dtype, name),
+            shape=wanted[name].shape,
+            parts=tuple(own),
+            meaning=common.meanings.get(name),
+        )
+        for name, own in parts.items()
+    }
 
 
 def _blocks_of(image: Image, written: Sequence[Written]) -> dict[tuple[str, str], int]:
@@ -240,7 +267,7 @@ def write_small(staging: Staging, image: Image, values: Mapping[str, Any]) -> di
     """The index over the weights and the values."""
     found = {}
     weights = [file for file in image.files if file.kind in ("frozen", "model")]
-    if weights:
+    if weights and all(slot.box is None for file in weights for slot in file.slots):
         where = {slot.name: file.name for file in weights for slot in file.slots}
         total = sum(slot.num_bytes for file in weights for slot in file.slots)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}

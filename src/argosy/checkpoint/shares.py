@@ -148,3 +148,30 @@ def _fragments(
         if rest:
             raise NotCovered(slot.name, rest[0])
     return found
+
+
+def plan_boxes(
+    tensors: Sequence[tuple[str, int]], holders: Holders, ranks: Sequence[int]
+) -> dict[int, dict[str, list[Box]]]:
+    """Which rank stores which boxes where each writes files of its own; tensors are (name, bytes of an element).
+
+    A box that several hold goes to the one with least so far; boxes that overlap without being equal are cut.
+    """
+    load = dict.fromkeys(ranks, 0)
+    found: dict[int, dict[str, list[Box]]] = {rank: {} for rank in ranks}
+    for name, item_bytes in tensors:
+        by_box: dict[Box, list[int]] = {}
+        for rank, held in sorted(holders.get(name, {}).items()):
+            for box in held:
+                by_box.setdefault(box, []).append(rank)
+        taken: list[Box] = []
+        for box, owners in by_box.items():
+            rest = [box]
+            for other in taken:
+                rest = [piece for one in rest for piece in one.subtract(other)]
+            if rest:
+                rank = min(owners, key=lambda one: (load[one], one))
+                found[rank].setdefault(name, []).extend(rest)
+                load[rank] += sum(one.volume for one in rest) * item_bytes
+                taken += rest
+    return found

@@ -88,7 +88,7 @@ def local(tensor):
 
 @pytest.fixture
 def ranks(forked):
-    import torch._dynamo  # noqa: F401  DTensor imports it at first use: once here instead of once per fork
+    import torch._dynamo  # DTensor imports it at first use: once here instead of once per fork
 
     def run(size, body, name="job"):
         def join(rank, directory):
@@ -105,7 +105,7 @@ def ranks(forked):
     return run
 
 
-def saved(path, size=4, step=1):
+def saved(path, size=4, step=1, shards=False):
     def body(rank):
         state = {
             "tensors": layout(size),
@@ -114,7 +114,8 @@ def saved(path, size=4, step=1):
         }
         own = full("rows")[128 * rank : 128 * (rank + 1) if rank < 3 else None]
         state["tensors"]["pieces"] = Pieces(WHOLE["rows"], [((128 * rank, 0), own)])
-        with Checkpointer(path, group=groups.of_process(seconds=20)) as checkpointer:
+        group = groups.of_process(seconds=20)
+        with Checkpointer(path, group=group, shards=shards) as checkpointer:
             checkpointer.save(step, state)
         return torch.rand(1).item()
 
@@ -217,3 +218,87 @@ def test_all_ranks_fall_back_together_when_one_of_them_meets_damage(ranks, tmp_p
         assert (step, found) == (1, [1.0])
         assert "rank 1" in skipped[0]
         assert "checksum" in skipped[0]
+
+
+def test_files_of_shards_are_read_by_torch_and_by_other_worlds(ranks, tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    path = tmp_path / "store"
+    results = ranks(4, saved(path, shards=True))
+    assert [one.get("error") for one in results] == [None] * 4, results
+    step = path / "step-000000001"
+    names = sorted(one.name for one in step.glob("*.safetensors"))
+    assert names == [f"shard-{r:05d}-extra-00001-of-00001.safetensors" for r in range(4)]
+    assert Checkpointer(path).catalogue.verify(1).faults == []
+    with Checkpointer(path).open(1) as opened:
+        assert len(opened.manifest.tensors["tensors/both"].parts) == 4
+        assert len(opened.manifest.tensors["tensors/plain"].parts) == 1
+        for name in WHOLE:
+            assert torch.equal(opened.tensor(f"tensors/{name}").read(), full(name)), name
+    found = {f"tensors/{name}": torch.zeros(shape) for name, shape in WHOLE.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(step)), no_dist=True)
+    for name in WHOLE:
+        assert torch.equal(found[f"tensors/{name}"], full(name)), name
+    for rank, one in enumerate(ranks(3, checked(path, 3), "load3")):
+        assert one.get("result") == [[], [], rank, [1, 2]], one
+
+
+class Sharded(torch.nn.Module):
+    def __init__(self, mesh, placements, fill):
+        super().__init__()
+        start = full("both") if fill else torch.zeros(WHOLE["both"])
+        laid = start if mesh is None else cut(start, mesh, placements)
+        self.weight = torch.nn.Parameter(laid)
+        self.bias = torch.nn.Parameter(torch.ones(5) * fill)
+
+
+def stepped(mesh, placements):
+    """A model and AdamW after one step with known gradients."""
+    model = Sharded(mesh, placements, fill=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+    gradient = full("both").sin()
+    model.weight.grad = gradient if mesh is None else cut(gradient, mesh, placements)
+    model.bias.grad = torch.arange(5.0)
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_sharded_optimizer_comes_back_in_another_layout_with_its_bits(ranks, tmp_path):
+    path = tmp_path / "store"
+    model, optimizer = stepped(None, ())
+    wanted = {"weight": model.weight, **optimizer.state[model.weight]}
+
+    def save(rank):
+        mesh = DeviceMesh("cpu", torch.arange(2), _init_backend=False)
+        mine, own = stepped(mesh, [Shard(0)])
+        with Checkpointer(path, group=groups.of_process(seconds=20)) as checkpointer:
+            checkpointer.save(1, {"model": mine, "optimizer": own})
+
+    def load(rank):
+        mesh = DeviceMesh("cpu", torch.arange(3), _init_backend=False)
+        mine = Sharded(mesh, [Shard(1)], fill=False)
+        own = torch.optim.AdamW(mine.parameters(), lr=7.0)
+        Checkpointer(path, group=groups.of_process(seconds=20)).load(
+            {"model": mine, "optimizer": own}
+        )
+        found = {"weight": mine.weight, **own.state[mine.weight]}
+        wrong = []
+        for name, tensor in found.items():
+            expected = wanted[name].detach()
+            if expected.dim():
+                expected = local(cut(expected, mesh, [Shard(1)]))
+            if not torch.equal(local(tensor.detach()), expected):
+                wrong.append(name)
+        return wrong, sorted(found), own.param_groups[0]["lr"]
+
+    assert [one.get("error") for one in ranks(2, save, "save")] == [None, None]
+    for one in ranks(3, load, "load"):
+        assert one["result"] == [[], ["exp_avg", "exp_avg_sq", "step", "weight"], 0.1], one
+    plain = Sharded(None, (), fill=False)
+    own = torch.optim.AdamW(plain.parameters())
+    Checkpointer(path, group=groups.Group()).load({"model": plain, "optimizer": own}, streams=False)
+    assert torch.equal(plain.weight, model.weight)
+    assert torch.equal(
+        own.state[plain.bias]["exp_avg_sq"], optimizer.state[model.bias]["exp_avg_sq"]
+    )
