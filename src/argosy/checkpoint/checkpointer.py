@@ -75,9 +75,13 @@ class Checkpointer:
         state: Mapping[str, Any],
         *,
         metrics: Mapping[str, float] | None = None,
+        attachments: Mapping[str, bytes] | None = None,
         streams: bool = True,
     ) -> Path:
-        """Save a state as a step; when this returns it survives the loss of power. What was there is untouched if it fails."""
+        """Save a state as a step; when this returns it survives the loss of power. What was there is untouched if it fails.
+
+        `attachments` are small files that lie beside the data, like the config.json that other programs look for.
+        """
         begun = time.monotonic()
         self._say("requested", step, begun)
         facts = Facts(
@@ -86,6 +90,7 @@ class Checkpointer:
             parent=self._parent,
             world=self._group.size,
             metrics=dict(metrics or {}),
+            attachments=dict(attachments or {}),
         )
         settings = Settings(files=self._files, threads=self._threads, shards=self._shards)
 

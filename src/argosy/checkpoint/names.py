@@ -94,6 +94,11 @@ def check_file(name: object, where: str) -> str:
     )
 
 
+def is_attachment(name: str) -> bool:
+    """Whether a user's file may lie in a checkpoint under this name."""
+    return bool(_FILE.fullmatch(name)) and not name.endswith((SUFFIX, MANIFEST, SIGNATURE))
+
+
 def is_tensor_name(name: str) -> bool:
     """Whether a tensor may be called so."""
     return bool(name) and len(name.encode("utf-8", "replace")) <= 1024 and not _CONTROL.search(name)

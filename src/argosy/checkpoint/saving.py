@@ -31,7 +31,7 @@ from argosy.checkpoint.shares import Duty, plan_boxes, plan_shares
 from argosy.checkpoint.sources import Source
 from argosy.checkpoint.tables import CellsWritten, Written
 from argosy.checkpoint.votes import Common, Vote
-from argosy.errors import TimedOut
+from argosy.errors import ConfigError, TimedOut
 from argosy.move.dtypes import itemsize
 
 _FAREWELL_SECONDS = 2.0
@@ -45,6 +45,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     parent: Parent | None = None
     world: int = 1
     metrics: dict[str, float] = {}
+    attachments: dict[str, bytes] = {}
+    """Small files that lie beside the data: a model's config.json."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +181,10 @@ def _commit(
     staging: Staging, facts: Facts, image: Image, written: Sequence[Written], common: Common
 ) -> bytes:
     small = write_small(staging, image, common.values)
+    for name, data in facts.attachments.items():
+        if name in small or not names.is_attachment(name):
+            raise ConfigError(f"a file cannot be attached as {name!r}", fix="use another name")
+        small[name] = staging.write_file(name, data, "extra")
     data = manifests.encode(manifest_of(facts, image, written, small, common))
     staging.commit(data)
     return data

@@ -297,3 +297,13 @@ def test_parents_lead_back(tmp_path):
 
         assert manifest.parent.step == 1
         assert manifest.parent.crc32c == crc_of(checkpointer.open(1).manifest_bytes)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "extra.json", "a.safetensors", "../x", ""])
+def test_what_is_attached_cannot_take_the_place_of_something_else(tmp_path, name):
+    with Checkpointer(tmp_path) as checkpointer:
+        with pytest.raises(ConfigError, match="cannot be attached"):
+            checkpointer.save(1, {"x": 1}, attachments={name: b"{}"})
+        checkpointer.save(1, {"x": 1}, attachments={"note.txt": b"hello"})
+        assert (tmp_path / "step-000000001" / "note.txt").read_bytes() == b"hello"
+        assert checkpointer.catalogue.verify(1).is_good
