@@ -74,7 +74,9 @@ def test_the_zygotes_death_costs_no_rank_and_the_next_batch_gets_a_new_one(
     old = zygote_pid(agent)
     os.kill(old, signal.SIGKILL)
     # A batch that reaches the dying one is started by exec; this one comes later.
-    client.wait_until(lambda: old not in zygote_pids(agent), "the zygote's end, as the keeper sees it")
+    client.wait_until(
+        lambda: old not in zygote_pids(agent), "the zygote's end, as the keeper sees it"
+    )
     assert client.is_alive(pid)
     second = keeper.order(script=path)
     agent.spawn(second, zygote=warm)
