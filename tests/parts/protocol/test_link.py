@@ -64,7 +64,8 @@ def test_what_was_read_before_anybody_listened_is_heard(keeper, link):
     keeper.send(type="told", message={"number": 2})
     # Whoever says something also reads, and nothing more comes on the socket after that.
     link.say({"say": "step", "step": 1})
-    assert not link._incoming and len(link._told) == 2
+    assert not link._incoming
+    assert len(link._told) == 2
     heard = queue.Queue()
     link.listen(heard.put)
     assert [heard.get(timeout=SECONDS)["message"]["number"] for _ in range(2)] == [1, 2]
