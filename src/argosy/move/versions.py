@@ -187,7 +187,8 @@ class Versions:
         """(version, slot) of all pins, by owner."""
         found: dict[int, list[tuple[int, int]]] = {}
         # Mostly there are none, of many that there could be.
-        for place in np.flatnonzero(self._pins).tolist():
+        # Compared first: others change the words while they are looked at, which numpy does not stand.
+        for place in np.flatnonzero(self._pins != 0).tolist():
             owner, slot = divmod(place, self._pin_bytes // 8)
             word = self._memory.load(self._pin_at(owner, slot))
             if word:

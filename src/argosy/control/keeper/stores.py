@@ -6,6 +6,7 @@ serves it; otherwise the port is only held and rank 0 hosts. One store per run a
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -113,9 +114,12 @@ class Stores:
         """No helper: hold the port, bound and not listening, so that rank 0 can listen on it."""
         store.helper = ""
         store.decide(is_hosted=False)
-        if store.socket is not None:
-            store.socket.close()
-        store.socket = bind_port(store.host, store.port)
+        if store.socket is None:
+            store.socket = bind_port(store.host, store.port)
+            return
+        # Closing and binding anew would race with whoever still has a copy of it, as a warm parent that refused the helper.
+        with contextlib.suppress(OSError):  # it did not listen
+            store.socket.shutdown(socket.SHUT_RDWR)
 
     def variables_of(self, run: str, role: str) -> dict[str, str]:
         """What a member that enters now must know; empty without a store."""
