@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from argosy.checkpoint.books import Book
 from argosy.checkpoint.layouts import Wanted
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.shares import Holders
@@ -19,7 +18,7 @@ from argosy.checkpoint.tables import Written
 from argosy.errors import MismatchError
 from argosy.move.boxes import Box
 
-SAID, VOTE = "said", "vote"
+SAID, VOTE, SAME = "said", "vote", "same"
 
 
 class SaidTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -63,26 +62,6 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     def as_holders(self) -> Holders:
         """For plan_shares."""
         return self.holders
-
-
-def said_by(rank: int, step: int, book: Book) -> Said:
-    """A process's own part."""
-    found = []
-    for entry in book.entries:
-        boxes: tuple[Box, ...] | None = tuple(entry.boxes)
-        if len(entry.held) == 1 and entry.held[0].box.sizes == entry.shape:
-            boxes = None
-        found.append(
-            SaidTensor(entry.name, entry.dtype, entry.shape, entry.kind, entry.meaning, boxes)
-        )
-    return Said(
-        rank=rank,
-        step=step,
-        tensors=tuple(found),
-        aliases=book.aliases,
-        values=book.values,
-        own_values=book.own_values,
-    )
 
 
 def merge(said: Sequence[Said]) -> Common:
@@ -168,4 +147,4 @@ def decode_votes(data: Sequence[bytes]) -> list[Vote]:
 
 def keys_of(size: int) -> list[str]:
     """What a save posts, to be taken down before the commit."""
-    return [f"{key}-{rank:05d}" for key in (SAID, VOTE) for rank in range(size)]
+    return [f"{key}-{rank:05d}" for key in (SAID, VOTE, SAME) for rank in range(size)]

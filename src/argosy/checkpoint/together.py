@@ -1,0 +1,75 @@
+"""How a save ends, alone or with others: votes, the wait for the commit, and giving up so that everybody hears of it.
+
+Called by whoever has written the bytes: the process that saves, or the writer process. The talk goes over files in the staging directory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from argosy.checkpoint import boards, names, records, votes
+from argosy.checkpoint.boards import FileBoard, Group
+from argosy.checkpoint.commits import Staging
+from argosy.checkpoint.records import Outline
+from argosy.checkpoint.tables import Written
+from argosy.checkpoint.votes import Vote
+from argosy.errors import TimedOut
+
+_FAREWELL_SECONDS = 2.0
+
+
+def finish(
+    staging: Staging, outline: Outline, written: Sequence[Written], group: Group
+) -> bytes | None:
+    """Vote and commit, or wait for the commit; the manifest's bytes in the process that commits, None elsewhere."""
+    if group.is_alone:
+        return records.commit(staging, outline, written)
+    board = FileBoard(staging.path)
+    vote = votes.encode(Vote(rank=group.rank, written=tuple(written)))
+    board.post(f"{votes.VOTE}-{group.rank:05d}", vote)
+    if group.rank != 0:
+        wait_committed(staging, board, group)
+        staging.leave()
+        return None
+    cast = votes.decode_votes(boards.gather(board, votes.VOTE, group))
+    board.remove(votes.keys_of(group.size))
+    return records.commit(staging, outline, votes.all_written(cast))
+
+
+def wait_committed(staging: Staging, board: FileBoard, group: Group) -> None:
+    """Until the step is there; PartnerFailed when the committing rank gives up, TimedOut when it says nothing."""
+    final = staging.store.path / staging.final / names.MANIFEST
+    deadline = time.monotonic() + group.seconds
+    pause = 0.001
+    while not final.exists():
+        boards.check_failures(board, group)
+        if not staging.path.exists() and not final.exists():
+            raise boards.PartnerFailed(
+                f"the save of step {staging.step} was given up by rank 0", fix="see its own error"
+            )
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"rank 0 has not committed step {staging.step} within {group.seconds:.0f} s",
+                fix="see whether it lives",
+            )
+        time.sleep(pause)
+        pause = min(0.02, pause * 1.5)
+
+
+def give_up(staging: Staging, group: Group, failure: BaseException) -> None:
+    """Tell the others; the one that would commit clears up when they know."""
+    if group.is_alone:
+        staging.abandon()
+        return
+    board = FileBoard(staging.path)
+    try:
+        boards.tell_failure(board, group, failure)
+        if group.rank == 0:
+            boards.wait_all_failed(board, group, _FAREWELL_SECONDS)
+    except (OSError, boards.PartnerFailed):
+        pass  # the directory is gone or the disk is: the others find that out by themselves
+    if group.rank == 0:
+        staging.abandon()
+    else:
+        staging.leave()
