@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import socket
+import time
 from pathlib import Path
 
 from argosy.checkpoint import checksums, directio, names, tables
@@ -39,17 +40,27 @@ class Store:
         """Whether this session saves here."""
         return self._lock is not None
 
-    def lock(self, owner: str = "") -> None:
-        """Be the one session that saves here; ConfigError names the other. The kernel frees it when the process ends."""
+    def free_bytes(self) -> int:
+        """What the disk has left for an ordinary user."""
+        return self._files.free_bytes(self.fd)
+
+    @property
+    def lock_descriptor(self) -> int | None:
+        """For a process that finishes a save of this session: the lock is held until both have let go."""
+        return self._lock
+
+    def lock(self, owner: str = "", *, patience_seconds: float = 0.0) -> None:
+        """Be the one session that saves here; ConfigError names the other. The kernel frees it when the process ends.
+
+        A session that was killed may have left a writer process that finishes its save: that is waited for.
+        """
         if self._lock is not None:
             return
         try:
             found = self._files.open(names.LOCK, os.O_RDWR | os.O_CREAT, self.fd)
         except OSError as failure:
             raise directio.disk_error(failure, f"{self.path / names.LOCK} cannot be made")
-        try:
-            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(found, fcntl.LOCK_EX, patience_seconds):
             holder = os.pread(found, 4096, 0).decode(errors="replace").strip() or "another process"
             os.close(found)
             raise ConfigError(
@@ -183,3 +194,42 @@ class Staging:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def wait_finished(path: Path, seconds: float) -> bool:
+    """Whether nobody finishes a save for a session of this host that is dead, after waiting so long at most: what it staged is newer than all else."""
+    try:
+        found = os.open(path / names.LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        return not _is_left_behind(found) or _locked(found, fcntl.LOCK_SH, seconds)
+    finally:
+        os.close(found)
+
+
+def _locked(descriptor: int, kind: int, patience_seconds: float) -> bool:
+    """Lock a file, at once unless its owner is dead and only a writer process holds it."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline or not _is_left_behind(descriptor):
+                return False
+        time.sleep(0.02)
+
+
+def _is_left_behind(descriptor: int) -> bool:
+    """Whether the session that locked the store was of this host and is dead."""
+    try:
+        said = json.loads(os.pread(descriptor, 4096, 0))
+        if said["host"] != socket.gethostname():
+            return False
+        os.kill(said["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, KeyError, TypeError, OverflowError, PermissionError):
+        pass
+    return False

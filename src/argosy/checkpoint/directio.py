@@ -113,6 +113,10 @@ class Files:
         """Within one directory."""
         os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
 
+    def link(self, name: str, source: int, directory: int) -> None:
+        """The same file in another directory under the same name."""
+        os.link(name, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
+
     def free_bytes(self, descriptor: int) -> int:
         """What an ordinary user may still take."""
         found = os.fstatvfs(descriptor)

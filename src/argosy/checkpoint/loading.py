@@ -14,9 +14,10 @@ from typing import Any, Literal
 from argosy.checkpoint import reads
 from argosy.checkpoint.books import Book, Part
 from argosy.checkpoint.entries import Entry
+from argosy.checkpoint.fetches import THREADS, Statistics
 from argosy.checkpoint.headers import FROM_FILE
 from argosy.checkpoint.opened import Opened
-from argosy.checkpoint.reads import Request, Statistics
+from argosy.checkpoint.reads import Request
 from argosy.config.nearest import nearest
 from argosy.errors import MismatchError
 from argosy.move.dtypes import can_cast
@@ -35,7 +36,7 @@ class Rules:
     strict: Strictness = "exact"
     rename: Sequence[tuple[str, str]] | Callable[[str], str] = ()
     cast: bool = False
-    threads: int = reads.THREADS
+    threads: int = THREADS
 
     def stored_name(self, name: str) -> str:
         """What the checkpoint calls it."""

@@ -1,48 +1,28 @@
-"""Verified reading: stretches of files into blocks, every chunk checked, then scattered to where it is wanted.
+"""Verified reading of tensors: chunks or columns that boxes need, checked, then scattered to where they are wanted.
 
-Several threads, each with one block: memory stays bounded whatever is read. A chunk is read once per call however many requests want parts of it.
-Nothing is handed out before its checksum is right. Callers: the loader, the lazy open and the verification.
+A chunk is read once per call however many requests want parts of it; fetches.py reads and checks, so nothing is handed out before its checksum is
+right. Callers: the loader and the lazy open.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
-import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from argosy.checkpoint import checksums, columns, directio, ranges
+from argosy.checkpoint import columns, ranges
 from argosy.checkpoint.bands import Grid
 from argosy.checkpoint.checksums import Table
 from argosy.checkpoint.columns import Columns
-from argosy.checkpoint.directio import ALIGNMENT, BLOCKS, FILES, Buffer, Files
+from argosy.checkpoint.directio import FILES, Buffer, Files
+from argosy.checkpoint.fetches import STRETCH_BYTES, THREADS, Job, Statistics, Stored, fetch, run
 from argosy.checkpoint.gathering import tensor_at
-from argosy.errors import CheckpointDamaged
 from argosy.move.boxes import Box, Held, row_major
-
-THREADS = 4
-STRETCH_BYTES = directio.BLOCK_BYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """A file that is open for reading, with its chunks' checksums."""
-
-    name: str
-    descriptor: int
-    size: int
-    chunk_bytes: int
-    table: Table
-    is_direct: bool
-    checkpoint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,27 +51,6 @@ class Request:
         return self.offset + volume * self.dtype.itemsize
 
 
-@dataclass
-class Statistics:
-    """What a read took."""
-
-    bytes_read: int = 0
-    bytes_wanted: int = 0
-    stretches: int = 0
-    files: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def add(self, num_bytes: int) -> None:
-        """One stretch more."""
-        with self.lock:
-            self.bytes_read += num_bytes
-            self.stretches += 1
-
-
-Job = Callable[[Buffer], int]
-"""Reads something into a block, checks it and hands it out; how many bytes it read."""
-
-
 def read(
     work: Sequence[tuple[Stored, Sequence[Request]]],
     *,
@@ -118,7 +77,7 @@ def read(
                 for one, span in narrow:
                     jobs += _column_jobs(stored, one, span, descriptor, files)
             jobs += _stretch_jobs(stored, plain, files)
-        _run(jobs, statistics, threads)
+        run(jobs, statistics, threads)
     return statistics
 
 
@@ -171,7 +130,7 @@ def _stretch_jobs(stored: Stored, requests: Sequence[Request], files: Files) -> 
 
     def job(start: int, stop: int) -> Job:
         def read_one(block: Buffer) -> int:
-            _fetch(stored, start, stop, block, files)
+            fetch(stored, start, stop, block, files)
             scatter(start, stop, block.address)
             return stop - start
 
@@ -179,100 +138,6 @@ def _stretch_jobs(stored: Stored, requests: Sequence[Request], files: Files) -> 
 
     found = ranges.stretches(chunks, stored.chunk_bytes, stored.size, STRETCH_BYTES)
     return [job(start, stop) for start, stop in found]
-
-
-def verify(stored: Sequence[Stored], *, threads: int = THREADS, files: Files = FILES) -> Statistics:
-    """Read all chunks of files and check them."""
-    statistics = Statistics(files=len(stored))
-
-    def job(one: Stored, start: int, stop: int) -> Job:
-        def check(block: Buffer) -> int:
-            _fetch(one, start, stop, block, files)
-            return stop - start
-
-        return check
-
-    jobs = []
-    for one in stored:
-        chunks = np.arange(len(one.table), dtype=np.int64)
-        found = ranges.stretches(chunks, one.chunk_bytes, one.size, STRETCH_BYTES)
-        jobs += [job(one, start, stop) for start, stop in found]
-    _run(jobs, statistics, threads)
-    return statistics
-
-
-def read_bytes(stored: Stored, start: int, stop: int, *, files: Files = FILES) -> bytes:
-    """A verified stretch of a file as bytes: headers and values."""
-    chunk = stored.chunk_bytes
-    low, high = start // chunk * chunk, min(stored.size, -(-stop // chunk) * chunk)
-    found = bytearray()
-    with BLOCKS.lent() as block:
-        for at in range(low, high, STRETCH_BYTES):
-            end = min(high, at + STRETCH_BYTES)
-            _fetch(stored, at, end, block, files)
-            found += block.memory[: end - at]
-    return bytes(found[start - low : stop - low])
-
-
-def _run(jobs: Sequence[Job], statistics: Statistics, threads: int) -> None:
-    has_failed = threading.Event()
-
-    def one(job: Job) -> None:
-        if has_failed.is_set():
-            return
-        try:
-            with BLOCKS.lent() as block:
-                statistics.add(job(block))
-        except BaseException:
-            has_failed.set()
-            raise
-
-    if len(jobs) <= 1:
-        for job in jobs:
-            one(job)
-        return
-    with ThreadPoolExecutor(min(threads, len(jobs)), thread_name_prefix="argosy-reads") as pool:
-        for _ in pool.map(one, jobs):
-            pass
-
-
-def _fetch(stored: Stored, start: int, stop: int, block: Buffer, files: Files) -> None:
-    """Read a stretch that begins with a chunk, and check every chunk of it."""
-    length, done = stop - start, 0
-    room = -(-length // ALIGNMENT) * ALIGNMENT if stored.is_direct else length
-    where = f"{stored.name} of {stored.checkpoint}"
-    while done < length:
-        try:
-            count = files.read(stored.descriptor, block.memory[done:room], start + done)
-        except OSError as failure:
-            if failure.errno == errno.EINVAL and directio.stop_direct(stored.descriptor):
-                continue
-            raise directio.disk_error(failure, f"{where} cannot be read at {start + done}")
-        if count <= 0 or (count % ALIGNMENT and done + count < length):
-            raise CheckpointDamaged(
-                f"{where} ends at {start + done + max(0, count)}, not at {stored.size}",
-                fix="use another checkpoint",
-            )
-        done += count
-    found = checksums.of_chunks(block.address, length, stored.chunk_bytes)
-    first = start // stored.chunk_bytes
-    wrong = np.flatnonzero(found != stored.table[first : first + len(found)])
-    if len(wrong):
-        chunk = first + int(wrong[0])
-        raise DamagedChunk(stored, chunk)
-
-
-class DamagedChunk(CheckpointDamaged):
-    """Bytes of a file are not those that were saved; whoever knows the manifest adds the tensors' names."""
-
-    def __init__(self, stored: Stored, chunk: int) -> None:
-        self.file = stored.name
-        self.start = chunk * stored.chunk_bytes
-        self.stop = min(stored.size, self.start + stored.chunk_bytes)
-        super().__init__(
-            f"{stored.name} of {stored.checkpoint}: bytes {self.start} to {self.stop} do not have their checksum",
-            fix="use another checkpoint, or a copy of this one",
-        )
 
 
 class _Scatter:

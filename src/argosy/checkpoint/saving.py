@@ -16,6 +16,7 @@ import msgspec
 from argosy.checkpoint import (
     boards,
     directio,
+    incremental,
     names,
     records,
     tables,
@@ -43,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     files: Files
     threads: int
     pace: Pace | None = None
+    is_incremental: bool = True
+    """Whether files that are as the parent has them are linked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,11 @@ def save_together(
     staging, outline, duties = prepared.staging, prepared.outline, prepared.duties
     source = TensorSource(outline.image, prepared.book.entries)
     try:
+        if settings.is_incremental:
+            reduced = incremental.reduce(
+                staging, outline, duties, source, group, files=settings.files
+            )
+            outline, duties = reduced.outline, reduced.duties
         writer = BlockWriter(
             staging.fd,
             outline.image,

@@ -1,6 +1,7 @@
 """Who writes what: every block of every file to a process that holds all of it, and otherwise its fragments to processes that do.
 
-Every process computes the same shares from the same image and the same holders. Replicas share the work: a block goes to the holder that has
+Every process computes the same shares from the same image and the same holders. Replicas share the work: a tensor that several hold whole is written
+by one of them, a block of sharded ones goes to the holder that has
 least to write so far. Pure; the block writer carries duties out.
 """
 
@@ -41,6 +42,8 @@ class Duty(msgspec.Struct, frozen=True, array_like=True):
 
 def plan_shares(image: Image, holders: Holders, ranks: Sequence[int]) -> dict[int, list[Duty]]:
     """Duties by rank; NotCovered names a tensor of which nobody holds a part."""
+    if len(ranks) > 1:
+        holders = _one_each(image, holders)
     load = dict.fromkeys(ranks, 0)
     shares: dict[int, list[Duty]] = {rank: [] for rank in ranks}
     for number, file in enumerate(image.files):
@@ -61,6 +64,26 @@ def plan_shares(image: Image, holders: Holders, ranks: Sequence[int]) -> dict[in
             for rank, fragments in sorted(parts.items()):
                 shares[rank].append(Duty(number, start, stop, tuple(fragments)))
     return shares
+
+
+def _one_each(image: Image, holders: Holders) -> Holders:
+    """Of a tensor that several hold whole one writes all: should replicas differ, a checkpoint has one of them and no mixture."""
+    able: dict[str, list[int]] = {}
+    for file in image.files:
+        for slot in file.slots:
+            whole = _whole_holders(slot, holders) if slot.box is None else frozenset()
+            if len(whole) > 1:
+                able[slot.name] = sorted(whole)
+    slots = [slot for file in image.files for slot in file.slots if slot.name in able]
+    total, before = sum(slot.num_bytes for slot in slots), 0
+    found = dict(holders)
+    for slot in slots:
+        # By place in the files, so that neighbours go to one process and blocks stay whole.
+        ranks = able[slot.name]
+        rank = ranks[(before + slot.num_bytes // 2) * len(ranks) // total]
+        found[slot.name] = {rank: holders[slot.name][rank]}
+        before += slot.num_bytes
+    return found
 
 
 def block_range(slot: Slot, start: int, stop: int) -> tuple[int, int]:

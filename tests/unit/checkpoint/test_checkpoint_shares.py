@@ -91,18 +91,46 @@ def test_checksums_of_all_writers_join_to_the_checksum_of_the_file(world, random
         assert (tables.join(file.size, 4096, written) == expected).all()
 
 
-def test_replicas_share_the_work():
-    image = plan_image([Wanted(name="w", dtype="float32", shape=(64, 1024), kind="model")])
-    whole = held_by_all((64, 1024), (4,), [Cut()])
-    holders = {"w": {rank: [one.box for one in own] for rank, own in enumerate(whole)}}
-    planned = plan_shares(image, holders, [0, 1, 2, 3])
-    sizes = [sum(duty.stop - duty.start for duty in duties) for duties in planned.values()]
-    assert max(sizes) - min(sizes) <= BLOCK
-    assert all(duty.fragments is None for duties in planned.values() for duty in duties)
-
-
 def test_a_part_that_nobody_holds_is_named():
     image = plan_image([Wanted(name="w", dtype="float32", shape=(8,), kind="model")])
     boxes = held_by_all((8,), (2,), [Cut(0)])
     with pytest.raises(NotCovered, match="w: no source process holds the part"):
         plan_shares(image, {"w": {0: [one.box for one in boxes[0]]}}, [0, 1])
+
+
+def test_replicas_share_the_work_by_whole_tensors():
+    wanted = [
+        Wanted(name=f"w{place}", dtype="float32", shape=(16, 256), kind="model")
+        for place in range(40)
+    ]
+    image = plan_image(wanted)
+    whole = held_by_all((16, 256), (4,), [Cut()])
+    boxes = {rank: [one.box for one in own] for rank, own in enumerate(whole)}
+    planned = plan_shares(image, {one.name: boxes for one in wanted}, [0, 1, 2, 3])
+    (file,) = image.files
+    writers: dict[str, set[int]] = {}
+    sizes = []
+    for rank, duties in planned.items():
+        runs = [run for duty in duties for run in runs_of_duty(file, duty)]
+        sizes.append(sum(stop - start for start, stop in runs))
+        for slot in file.slots:
+            if any(start < slot.stop and stop > slot.offset for start, stop in runs):
+                writers.setdefault(slot.name, set()).add(rank)
+    assert all(len(ranks) == 1 for ranks in writers.values())
+    assert max(sizes) - min(sizes) <= 16 * 256 * 4 + BLOCK
+
+
+@settings(max_examples=30, deadline=None)
+@given(worlds())
+def test_boxes_in_files_of_their_own_cover_every_element_once(world):
+    image, holders, ranks = world
+    slots = [slot for file in image.files for slot in file.slots]
+    found = shares.plan_boxes([(slot.name, slot.item_bytes) for slot in slots], holders, ranks)
+    for slot in slots:
+        count = np.zeros(slot.shape, dtype=int)
+        for rank in ranks:
+            for box in found[rank].get(slot.name, ()):
+                held = holders[slot.name][rank]
+                assert any(one.intersect(box) == box for one in held)
+                count[tuple(map(slice, box.offsets, box.stops))] += 1
+        assert (count == 1).all()

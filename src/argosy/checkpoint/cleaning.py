@@ -1,0 +1,167 @@
+"""Retention carried out: reads what a store holds, proves the newest, removes what the rules let go. No torch.
+
+Called by the checkpointer after each commit, in a thread of its own, and by `argosy checkpoint gc`. Only the holder of the store's lock removes
+anything. A crash at any point leaves whole checkpoints and names that nobody reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from argosy.checkpoint import changes, collection, retention
+from argosy.checkpoint.commits import Store
+from argosy.checkpoint.listings import Listing, Report
+from argosy.checkpoint.retention import Keep, Known, Removal
+from argosy.errors import ArgosyError
+
+_LOG = logging.getLogger("argosy.checkpoint")
+
+
+@dataclass(kw_only=True)
+class Cleaned:
+    """What a cleaning came to."""
+
+    removed: list[Removal] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    idle_pins: list[int] = field(default_factory=list)
+    freed_bytes: int = 0
+    verified: int | None = None
+    damaged: list[str] = field(default_factory=list)
+
+
+def survey(listing: Listing) -> tuple[list[Known], list[str]]:
+    """The facts that retention goes by, and the checkpoints that cannot be read: those are left alone."""
+    pins = listing.pins()
+    known, odd = [], []
+    for step in listing.steps():
+        try:
+            with listing.folder(step) as folder:
+                manifest = folder.manifest
+        except ArgosyError as failure:
+            odd.append(f"step {step}: {failure.what}")
+            continue
+        known.append(
+            Known(
+                step=step,
+                saved_at=manifest.saved_at,
+                num_bytes=collection.own_bytes(manifest),
+                metrics=manifest.metrics,
+                is_pinned=step in pins,
+                needs=collection.needs_of(manifest),
+            )
+        )
+    return known, odd
+
+
+def clean(
+    store: Store,
+    listing: Listing,
+    keep: Keep,
+    *,
+    verify: Callable[[int], Report] | None = None,
+    is_dry: bool = False,
+) -> Cleaned:
+    """Remove what the rules let go, after a newer one was read and found right; `is_dry` only says what would go."""
+    found = Cleaned()
+    known, found.damaged = survey(listing)
+    now, free = time.time(), store.free_bytes()
+    if retention.wants_verified(known, keep, now=now, free_bytes=free):
+        found.verified = _prove(known, verify or listing.verify, found.damaged)
+    if found.verified is None:
+        return found
+    planned = retention.plan(known, keep, {found.verified}, now=now, free_bytes=free)
+    sizes = {one.step: one.num_bytes for one in known}
+    for removal in planned:
+        # A pin that was set since the survey counts.
+        if removal.step in listing.pins():
+            continue
+        if not is_dry:
+            store.remove(removal.step)
+            _LOG.info("step %d of %s removed: %s", removal.step, listing.path, removal.why)
+        found.removed.append(removal)
+        found.freed_bytes += sizes[removal.step]
+    return found
+
+
+def collect(store: Store, listing: Listing, *, is_dry: bool = False) -> Cleaned:
+    """Remove what no checkpoint owns: leftovers of sessions that have ended, pins of steps that are gone."""
+    found = Cleaned()
+    found.leftovers = collection.leftovers(os.listdir(listing.path))
+    found.idle_pins = collection.idle_pins(listing.pins(), listing.steps())
+    if not is_dry:
+        store.sweep()
+        for step in found.idle_pins:
+            listing.unpin(step)
+    return found
+
+
+def _prove(known: list[Known], verify: Callable[[int], Report], damaged: list[str]) -> int | None:
+    """The newest whose every byte is right."""
+    for one in sorted(known, key=lambda one: -one.step):
+        report = verify(one.step)
+        if report.is_good:
+            return one.step
+        damaged.append(f"step {one.step}: {report.faults[0]}")
+        _LOG.warning("step %d is damaged and not counted: %s", one.step, report.faults[0])
+    return None
+
+
+class Cleaner:
+    """Looks after a store when something was committed, in a thread: an alarm when training stands still, then retention. One at a time."""
+
+    def __init__(self, listing: Listing, keep: Keep | None) -> None:
+        self._listing = listing
+        self._keep = None if keep is None else retention.check(keep)
+        self._thread: threading.Thread | None = None
+        self.last: Cleaned | None = None
+        self.failure: ArgosyError | None = None
+        self.stuck: list[str] = []
+        """Trained tensors that the newest save found as they were in the one before."""
+
+    def start(self, store: Store, step: int) -> None:
+        """Begin; the store must stay open and locked until `wait` returns."""
+        self.wait()
+        self._thread = threading.Thread(
+            target=self._run, args=(store, step), name="argosy-cleaner", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the cleaning that is under way has ended."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, store: Store, step: int) -> None:
+        try:
+            self._compare(step)
+            if self._keep is not None:
+                self.last = clean(store, self._listing, self._keep)
+            self.failure = None
+        except ArgosyError as failure:
+            # Training goes on with more checkpoints than wanted; the next save tries again.
+            self.failure = failure
+            _LOG.warning("old checkpoints of %s were not removed: %s", self._listing.path, failure)
+
+    def _compare(self, step: int) -> None:
+        """Whether what is trained has moved since the parent."""
+        self.stuck = []
+        with self._listing.folder(step) as folder:
+            parent = folder.manifest.parent
+            if parent is None or parent.step not in self._listing.steps():
+                return
+            with self._listing.folder(parent.step) as before:
+                self.stuck = changes.stuck_tensors(before.manifest, folder.manifest)
+        if self.stuck:
+            _LOG.warning(
+                "step %d: %d trained tensors have not changed since step %d, first %s: see learning rate, gradients and requires_grad",
+                step,
+                len(self.stuck),
+                parent.step,
+                self.stuck[0],
+            )

@@ -1,0 +1,113 @@
+"""How often to save: the interval that loses least time, from what a save costs and how often something fails.
+
+Young's and Daly's estimate with the cost and the failure rate as they are measured, smoothed, and with a cautious guess before there is anything
+to measure. Pure: the caller brings times; the checkpointer asks it for the next step to save at.
+"""
+
+from __future__ import annotations
+
+import math
+
+from argosy.errors import ConfigError
+
+DAY_SECONDS = 86_400.0
+_SMOOTHING = 0.2
+
+
+def interval_seconds(cost_seconds: float, failure_seconds: float) -> float:
+    """Seconds of work between saves that each cost so much, when failures come so many seconds apart on average (Daly 2006)."""
+    if not cost_seconds >= 0 or not failure_seconds > 0:
+        raise ConfigError(
+            f"a save of {cost_seconds} s and a failure every {failure_seconds} s make no interval",
+            fix="give seconds above 0",
+        )
+    if cost_seconds >= 2 * failure_seconds:
+        return failure_seconds
+    ratio = math.sqrt(cost_seconds / (2 * failure_seconds))
+    young = math.sqrt(2 * cost_seconds * failure_seconds)
+    return young * (1 + ratio / 3 + ratio * ratio / 9) - cost_seconds
+
+
+def lost_share(interval: float, cost_seconds: float, failure_seconds: float) -> float:
+    """The share of time that saving, and redoing what was not saved, takes at an interval; restarting costs the same at any."""
+    period = interval + cost_seconds
+    failures = math.expm1(period / failure_seconds) if period < 500 * failure_seconds else math.inf
+    return 1 - interval / (failure_seconds * failures) if failures else 0.0
+
+
+class Failures:
+    """How often something fails: counted, with one failure a day taken for granted until there is more to go by."""
+
+    def __init__(self, *, expected_seconds: float = DAY_SECONDS) -> None:
+        self._expected_seconds = expected_seconds
+        self._watched_seconds = 0.0
+        self._count = 0
+
+    def watched(self, seconds: float, failures: int = 0) -> None:
+        """So long nothing more than this has failed."""
+        self._watched_seconds += max(0.0, seconds)
+        self._count += max(0, failures)
+
+    @property
+    def seconds(self) -> float:
+        """Mean time between failures."""
+        return (self._expected_seconds + self._watched_seconds) / (1 + self._count)
+
+
+class Interval:
+    """Steps between saves, from measured times; the first save is due after a minute of steps."""
+
+    def __init__(
+        self,
+        failures: Failures | None = None,
+        *,
+        fewest_steps: int = 1,
+        most_seconds: float = 3600.0,
+        first_seconds: float = 60.0,
+    ) -> None:
+        self.failures = failures or Failures()
+        self._fewest_steps = fewest_steps
+        self._most_seconds = most_seconds
+        self._first_seconds = first_seconds
+        self._step_seconds: float | None = None
+        self._cost_seconds: float | None = None
+        self._durable_seconds = 0.0
+
+    def saw_steps(self, steps: int, seconds: float) -> None:
+        """So many steps took so long."""
+        if steps > 0 and seconds > 0:
+            self._step_seconds = _smoothed(self._step_seconds, seconds / steps)
+            self.failures.watched(seconds)
+
+    def saw_save(self, cost_seconds: float, durable_seconds: float = 0.0) -> None:
+        """A save cost training so much, and was durable after so long."""
+        self._cost_seconds = _smoothed(self._cost_seconds, max(0.0, cost_seconds))
+        self._durable_seconds = max(0.0, durable_seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Between saves; never less than a save takes to become durable."""
+        if self._cost_seconds is None:
+            return min(self._first_seconds, self._most_seconds)
+        found = interval_seconds(self._cost_seconds, self.failures.seconds)
+        return min(self._most_seconds, max(found, self._durable_seconds))
+
+    def steps(self) -> int:
+        """Between saves."""
+        if self._step_seconds is None:
+            return self._fewest_steps
+        return max(self._fewest_steps, round(self.seconds / self._step_seconds))
+
+    def statistics(self) -> dict[str, float]:
+        """What it goes by."""
+        return {
+            "step_seconds": self._step_seconds or 0.0,
+            "cost_seconds": self._cost_seconds or 0.0,
+            "failure_seconds": self.failures.seconds,
+            "interval_seconds": self.seconds,
+            "interval_steps": float(self.steps()),
+        }
+
+
+def _smoothed(before: float | None, now: float) -> float:
+    return now if before is None else before + _SMOOTHING * (now - before)

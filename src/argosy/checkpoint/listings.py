@@ -1,0 +1,196 @@
+"""What a store holds, without torch: its steps, its pins, and whether a checkpoint is still what was saved.
+
+Only reads, but for pins. `Catalogue` adds tensors; the command line, retention and the writer process use this as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from argosy.checkpoint import fetches, headers, names
+from argosy.checkpoint.directio import FILES, Files, disk_error
+from argosy.checkpoint.fetches import Progress
+from argosy.checkpoint.folders import Folder
+from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, NotFoundError
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a verification found."""
+
+    step: int
+    faults: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        """Nothing is wrong."""
+        return not self.faults
+
+
+class Listing:
+    """A store, seen from outside."""
+
+    def __init__(self, path: Path | str, *, files: Files = FILES) -> None:
+        self.path = Path(path)
+        self.files = files
+
+    def steps(self) -> list[int]:
+        """Steps that have a directory, rising; whether they can be used is found by opening them."""
+        try:
+            listed = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        return sorted(step for name in listed if (step := names.step_of(name)) is not None)
+
+    def candidates(self) -> Iterator[int]:
+        """Steps to try, the newest first."""
+        yield from reversed(self.steps())
+
+    def directory_of(self, step: int) -> Path:
+        """Where a step lies; NotFoundError names those that are there."""
+        names.check_step(step)
+        known = self.steps()
+        if step not in known:
+            raise NotFoundError(
+                f"{self.path} has no step {step}",
+                fix=f"it has {_listed(known)}" if known else "nothing was saved there yet",
+            )
+        return self.path / names.step_name(step)
+
+    def folder(self, step: int) -> Folder:
+        """A checkpoint's manifest and files."""
+        found = Folder(self.directory_of(step), files=self.files)
+        check_step(found, step)
+        return found
+
+    def pins(self) -> dict[int, str]:
+        """Pinned steps with their reasons."""
+        found = {}
+        try:
+            for entry in os.scandir(self.path / names.PINS):
+                step = names.step_of(entry.name)
+                if step is not None:
+                    found[step] = Path(entry.path).read_text(errors="replace").strip()
+        except FileNotFoundError:
+            pass
+        return found
+
+    def pin(self, step: int, why: str = "") -> None:
+        """Keep a step for ever; the text says who and why. Durable when it returns."""
+        self.directory_of(step)
+        pins = self.path / names.PINS
+        try:
+            pins.mkdir(exist_ok=True)
+            beside = pins / f".{names.step_name(step)}.{os.getpid()}"
+            with open(beside, "w", encoding="utf-8") as file:
+                file.write(why + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(beside, pins / names.step_name(step))
+            self._flush(pins)
+            self._flush(self.path)
+        except OSError as failure:
+            raise disk_error(failure, f"step {step} of {self.path} cannot be pinned")
+        # Retention may have removed it between the look and the pin.
+        self.directory_of(step)
+
+    def unpin(self, step: int) -> None:
+        """Let retention decide again."""
+        try:
+            os.unlink(self.path / names.PINS / names.step_name(step))
+        except FileNotFoundError:
+            pinned = sorted(self.pins())
+            raise NotFoundError(
+                f"step {step} of {self.path} is not pinned",
+                fix=f"pinned: {_listed(pinned)}" if pinned else "nothing is pinned there",
+            )
+        except OSError as failure:
+            raise disk_error(failure, f"the pin of step {step} cannot be removed")
+
+    def verify(
+        self, step: int, *, threads: int = fetches.THREADS, progress: Progress | None = None
+    ) -> Report:
+        """Read every byte of a checkpoint and compare it with the manifest; headers too."""
+        report = Report(step=step)
+        try:
+            folder = self.folder(step)
+        except (CheckpointDamaged, ConfigError) as failure:
+            report.faults.append(failure.what)
+            return report
+        with folder:
+            verify_folder(folder, report, threads=threads, progress=progress)
+        return report
+
+    def newest_verified(self) -> int | None:
+        """The newest step whose every byte is right; None when there is none."""
+        return next((step for step in self.candidates() if self.verify(step).is_good), None)
+
+    def _flush(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.files.flush_directory(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_step(folder: Folder, step: int) -> None:
+    """The folder holds the step that its name says; closes it otherwise."""
+    if folder.step != step:
+        folder.close()
+        raise CheckpointDamaged(
+            f"{folder.path.name} holds step {folder.step}: it was renamed or swapped",
+            fix="give it its own name back",
+        )
+
+
+def verify_folder(
+    folder: Folder,
+    report: Report,
+    *,
+    threads: int = fetches.THREADS,
+    progress: Progress | None = None,
+) -> None:
+    """Every byte of every file; what is wrong goes into the report."""
+    for name in sorted(folder.manifest.files):
+        try:
+            with folder.naming_tensors():
+                stored = folder.stored(name)
+                statistics = fetches.verify(
+                    [stored], threads=threads, files=folder.files, progress=progress
+                )
+            report.bytes_read += statistics.bytes_read
+            if name.endswith(names.SUFFIX):
+                check_header(folder, name)
+        except ArgosyError as failure:
+            report.faults.append(failure.what)
+
+
+def check_header(folder: Folder, name: str) -> None:
+    """The header of a data file says of each tensor what the manifest says."""
+    stored = folder.stored(name)
+    what = f"{name} of {folder.path.name}"
+    beginning = fetches.read_bytes(stored, 0, min(8, stored.size), files=folder.files)
+    length = headers.header_bytes(beginning, stored.size, what)
+    header = fetches.read_bytes(stored, 0, length, files=folder.files)
+    places, _ = headers.decode(header, stored.size, what)
+    in_file = {(one.name, one.dtype, one.shape, one.start) for one in places}
+    in_manifest = {
+        (key, record.dtype, record.box_of(part).sizes, part.offset)
+        for key, record in folder.manifest.tensors.items()
+        for part in record.parts
+        if part.file == name
+    }
+    odd = sorted(in_file ^ in_manifest)
+    if odd:
+        raise CheckpointDamaged(
+            f"{what}: header and manifest disagree about {odd[0][0]}", fix="use another checkpoint"
+        )
+
+
+def _listed(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[-5:]))
+    return f"{shown} and {len(steps) - 5} older ones" if len(steps) > 5 else shown

@@ -1,0 +1,55 @@
+"""When the next save is due, the same on all ranks: the interval of intervals.py, measured by rank 0 and told to the others.
+
+The ranks talk only when a new interval is set, after a save and once in the beginning; between those each counts steps. Owned by the checkpointer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from argosy.checkpoint.boards import Group
+from argosy.checkpoint.intervals import Interval
+
+_WARM_UP_STEPS = 5
+"""The first steps are slower than the rest, and too few to go by."""
+
+
+class Schedule:
+    """Counts steps up to the next save."""
+
+    def __init__(
+        self, interval: Interval, group: Group, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.interval = interval
+        self._group = group
+        self._clock = clock
+        self._since: tuple[int, float] | None = None
+        self._next: int | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save at this step; all ranks ask at every step."""
+        if self._since is None:
+            self._since = step, self._clock()
+        if self._next is None and step >= self._since[0] + _WARM_UP_STEPS:
+            self._measure(step)
+            self._settle(self._since[0])
+        return self._next is not None and step >= self._next
+
+    def saved(self, step: int, cost_seconds: float, durable_seconds: float = 0.0) -> None:
+        """A save has been made; its cost is not counted to the steps. All ranks call it."""
+        self._measure(step, cost_seconds)
+        self.interval.saw_save(cost_seconds, durable_seconds)
+        self._since = step, self._clock()
+        self._settle(step)
+
+    def _measure(self, step: int, without_seconds: float = 0.0) -> None:
+        if self._since is not None:
+            first, at = self._since
+            self.interval.saw_steps(step - first, self._clock() - at - without_seconds)
+
+    def _settle(self, step: int) -> None:
+        mine = msgspec.json.encode(step + self.interval.steps())
+        self._next = msgspec.json.decode(self._group.agree(mine)[0], type=int)

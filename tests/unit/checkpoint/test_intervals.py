@@ -1,0 +1,75 @@
+"""How often to save: near the best interval, within bounds, the same on all ranks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from argosy.checkpoint.boards import Group
+from argosy.checkpoint.intervals import Failures, Interval, interval_seconds, lost_share
+from argosy.checkpoint.schedules import Schedule
+from argosy.errors import ConfigError
+
+
+@given(st.floats(0.01, 100), st.floats(1000, 1e6))
+def test_no_other_interval_loses_noticeably_less(cost, between):
+    chosen = interval_seconds(cost, between)
+    least = lost_share(chosen, cost, between)
+    for factor in (0.25, 0.5, 0.8, 1.25, 2.0, 4.0):
+        assert least <= lost_share(chosen * factor, cost, between) + 1e-3
+
+
+@given(st.floats(0.001, 1e4), st.floats(1, 1e7))
+def test_the_interval_is_positive_and_grows_with_both(cost, between):
+    chosen = interval_seconds(cost, between)
+    assert chosen > 0
+    assert interval_seconds(cost, between * 2) >= chosen
+
+
+def test_youngs_estimate_is_the_limit_for_cheap_saves():
+    assert interval_seconds(1e-6, 1e6) == pytest.approx((2 * 1e-6 * 1e6) ** 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(("cost", "between"), [(-1.0, 10.0), (1.0, 0.0), (float("nan"), 1.0)])
+def test_impossible_times_are_refused(cost, between):
+    with pytest.raises(ConfigError):
+        interval_seconds(cost, between)
+
+
+def test_failures_that_come_bring_saves_closer():
+    interval = Interval(Failures(expected_seconds=86400))
+    interval.saw_steps(100, 100.0)
+    interval.saw_save(2.0)
+    calm = interval.steps()
+    interval.failures.watched(0.0, failures=20)
+    assert interval.steps() < calm / 3
+    assert interval.statistics()["interval_steps"] == interval.steps()
+
+
+def test_saves_are_never_closer_than_they_take_to_become_durable():
+    interval = Interval()
+    interval.saw_steps(10, 10.0)
+    interval.saw_save(0.0001, durable_seconds=30.0)
+    assert interval.steps() == 30
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_schedule_counts_steps_between_saves():
+    clock = Clock()
+    schedule = Schedule(Interval(first_seconds=20.0), Group(), clock=clock)
+    due = []
+    for step in range(200):
+        if schedule.is_due(step):
+            due.append(step)
+            clock.now += 3.0
+            schedule.saved(step, 3.0)
+        clock.now += 1.0
+    assert due[0] == 20
+    expected = round(interval_seconds(3.0, 86400.0 + 20))
+    assert due[1:] == [] or abs(due[1] - due[0] - expected) <= 2
