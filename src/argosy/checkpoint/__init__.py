@@ -14,9 +14,11 @@ _PUBLIC = {
     "Opened": "opened",
     "PerRank": "registry",
     "Rules": "loading",
+    "SaveHandle": "handles",
+    "Writing": "background",
 }
 
-__all__ = ["Checkpointer", "Opened", "PerRank", "Rules"]
+__all__ = ["Checkpointer", "Opened", "PerRank", "Rules", "SaveHandle", "Writing"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The facade: save a state, load the newest good one, look into one. Works in any script, with or without a cluster.
 
-`save` is durable when it returns. `load` takes the newest checkpoint that proves whole and falls back to older ones, saying so. One `Checkpointer`
-per process and store.
+`save` is durable when it returns, or goes on beside training (`wait=False`). `load` takes the newest checkpoint that proves whole and falls back to
+older ones, saying so. One `Checkpointer` per process and store.
 """
 
 from __future__ import annotations
@@ -10,22 +10,29 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import msgspec
+import torch
 
-from argosy.checkpoint import groups, manifests, names, saving
-from argosy.checkpoint.blocks import THREADS
+from argosy.checkpoint import commits, groups, manifests, names, saving
+from argosy.checkpoint.background import Background, Writing
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.books import Book
 from argosy.checkpoint.catalogue import Catalogue
+from argosy.checkpoint.cleaning import Cleaner
 from argosy.checkpoint.commits import Store
 from argosy.checkpoint.directio import FILES, Files
+from argosy.checkpoint.handles import SaveHandle, Stage
+from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.loading import Loaded, Rules, load
 from argosy.checkpoint.manifests import Parent
 from argosy.checkpoint.opened import Opened
+from argosy.checkpoint.records import Facts
 from argosy.checkpoint.registry import parts_of
-from argosy.checkpoint.saving import Facts, Settings
+from argosy.checkpoint.retention import Keep
+from argosy.checkpoint.saving import Settings
+from argosy.checkpoint.schedules import Schedule
 from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, HomeError, NotFoundError
 
 _LOG = logging.getLogger("argosy.checkpoint")
@@ -53,21 +60,50 @@ class Checkpointer:
         *,
         run: str = "",
         group: Group | None = None,
-        shards: bool = False,
+        keep: Keep | None = None,
         listener: Listener | None = None,
-        threads: int = THREADS,
+        writing: Writing | None = None,
         files: Files = FILES,
     ) -> None:
         self.path = Path(directory)
         self.catalogue = Catalogue(self.path, files=files)
         self._run = run
         self._group = group or groups.of_process()
-        self._shards = shards
         self._listener = listener
-        self._threads = threads
+        self._writing = writing or Writing()
         self._files = files
+        self.cleaner = Cleaner(self.catalogue, keep)
+        self._schedule = Schedule(Interval(), self._group)
         self._store: Store | None = None
         self._parent: Parent | None = None
+        self._settings = Settings(
+            files=files, threads=self._writing.threads, shards=self._writing.shards
+        )
+        self._background: Background | None = None
+
+    @overload
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        attachments: Mapping[str, bytes] | None = None,
+        streams: bool = True,
+        wait: Literal[True] = True,
+    ) -> Path: ...
+
+    @overload
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        attachments: Mapping[str, bytes] | None = None,
+        streams: bool = True,
+        wait: Literal[False],
+    ) -> SaveHandle: ...
 
     def save(
         self,
@@ -77,12 +113,17 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         attachments: Mapping[str, bytes] | None = None,
         streams: bool = True,
-    ) -> Path:
+        wait: bool = True,
+    ) -> Path | SaveHandle:
         """Save a state as a step; when this returns it survives the loss of power. What was there is untouched if it fails.
 
-        `attachments` are small files that lie beside the data, like the config.json that other programs look for.
+        `attachments` are small files that lie beside the data, like the config.json that other programs look for. With `wait=False` it goes on beside
+        training: the optimizers of the state wait before their next step until it is copied, a writer process does the rest, and what goes wrong is
+        raised by the handle or by the next call.
         """
         begun = time.monotonic()
+        if self._background is not None:
+            self._background.wait() if wait else self._background.raise_failed()
         self._say("requested", step, begun)
         facts = Facts(
             step=step,
@@ -92,31 +133,44 @@ class Checkpointer:
             metrics=dict(metrics or {}),
             attachments=dict(attachments or {}),
         )
-        settings = Settings(files=self._files, threads=self._threads, shards=self._shards)
 
         def gather() -> Book:
+            self.cleaner.wait()
             self._lock()
             book = Book(self._group.rank)
             for part in parts_of(state, with_streams=streams).values():
                 part.gather(book)
             return book
 
+        path = self.path / names.step_name(step)
         try:
             store = self._opened_store()
-            data: bytes | None
-            if self._group.is_alone:
-                data = saving.save(store, facts, gather(), settings)
-            else:
-                data = saving.save_together(store, facts, gather, self._group, settings)
+            if not wait:
+                prepared = saving.prepare(store, facts, gather, self._group, self._settings)
+                handle = SaveHandle(step, path)
+                optimizers = [
+                    one for one in state.values() if isinstance(one, torch.optim.Optimizer)
+                ]
+                self._saves().save(prepared, handle, optimizers)
+                return handle
+            data = saving.save_together(store, facts, gather, self._group, self._settings)
         except BaseException as failure:
             self._say("failed", step, begun, str(failure))
             raise
-        path = self.path / names.step_name(step)
-        if data is None:
-            data = (path / names.MANIFEST).read_bytes()
-        self._parent = Parent(step=step, crc32c=manifests.crc_of(data))
-        self._say("durable", step, begun)
+        crc32c = None if data is None else manifests.crc_of(data)
+        self._become_durable(step, crc32c, begun)
         return path
+
+    def _become_durable(self, step: int, crc32c: int | None, begun: float) -> None:
+        """Also in the threads of saves that go on beside training."""
+        if crc32c is None:
+            data = (self.path / names.step_name(step) / names.MANIFEST).read_bytes()
+            crc32c = manifests.crc_of(data)
+        self._parent = Parent(step=step, crc32c=crc32c)
+        self._say("durable", step, begun)
+        self._schedule.saved(step, time.monotonic() - begun)
+        if self._group.rank == 0:
+            self.cleaner.start(self._opened_store(), step)
 
     def load(
         self,
@@ -127,6 +181,10 @@ class Checkpointer:
         streams: bool = True,
     ) -> Loaded | None:
         """Fill a state from the newest good checkpoint, or from the step that is named; None when the store is empty."""
+        if self._background is not None:
+            self._background.wait()
+        elif self._group.rank == 0:
+            commits.wait_finished(self.path, self._writing.deadline_seconds)
         if step is not None:
             return self._load_one(step, state, rules, streams)
         skipped: list[str] = []
@@ -176,12 +234,27 @@ class Checkpointer:
                 first = first or failure
         raise first or NotFoundError(f"{self.path} has no checkpoint", fix="save one first")
 
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to save, by what saves have cost and how often something fails; all ranks ask at every step."""
+        return self._schedule.is_due(step)
+
     def steps(self) -> list[int]:
         """Saved steps, rising."""
         return self.catalogue.steps()
 
     def close(self) -> None:
-        """Let another process save here."""
+        """Let another process save here; waits for saves that go on and for removals, and raises what went wrong with them."""
+        background, self._background = self._background, None
+        try:
+            if background is not None:
+                background.wait()
+        finally:
+            if background is not None:
+                background.close()
+            self.cleaner.wait()
+            self._close_store()
+
+    def _close_store(self) -> None:
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -189,8 +262,29 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
+    def __del__(self) -> None:
+        if getattr(self, "_store", None) is not None:
+            self.close()
+
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _saves(self) -> Background:
+        if self._background is None:
+            self._background = Background(
+                self.path, self._group, self._settings, self._writing, self._hear
+            )
+        return self._background
+
+    def _hear(self, handle: SaveHandle, stage: Stage, crc32c: int | None) -> None:
+        """What became of a save beside training; in one of its threads."""
+        if stage == "durable":
+            self._become_durable(handle.step, crc32c, handle.begun)
+            return
+        if stage == "failed":
+            _LOG.warning("the save of step %d has failed: %s", handle.step, handle.error)
+        detail = str(handle.error) if handle.error is not None else ""
+        self._say(stage, handle.step, handle.begun, detail)
 
     def _opened_store(self) -> Store:
         if self._store is None:
@@ -200,7 +294,7 @@ class Checkpointer:
     def _lock(self) -> None:
         """One process of the group holds the lock for all of them."""
         if self._group.rank == 0 and not self._opened_store().is_locked:
-            self._opened_store().lock(self._run)
+            self._opened_store().lock(self._run, patience_seconds=self._writing.deadline_seconds)
             self._opened_store().sweep(keep=self._group.session)
 
     def _load_one(

@@ -64,6 +64,11 @@ def removed_name(step: int, nonce: str) -> str:
     return f".removed-{check_step(step):09d}-{nonce}"
 
 
+def socket_name(host: str) -> str:
+    """Where the writer process of a host listens; short, as addresses of sockets are."""
+    return f".writer-{re.sub(r'[^A-Za-z0-9.-]', '_', host)[:40]}"
+
+
 def leftover_of(name: str) -> tuple[str, int, str] | None:
     """("staging" or "removed", step, nonce) of a directory that is nobody's to read."""
     found = _STAGING.fullmatch(name)

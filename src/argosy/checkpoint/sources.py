@@ -55,6 +55,36 @@ class ImageSource:
         return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
 
 
+class StagedSource:
+    """Memory in which the blocks of some duties lie one after another; each has what the process must write of it."""
+
+    def __init__(
+        self, image: Image, duties: Sequence[Duty], places: Sequence[int], address: int
+    ) -> None:
+        self._image = image
+        self._addresses = {
+            (duty.file, duty.start): address + place
+            for duty, place in zip(duties, places, strict=True)
+        }
+
+    def view(self, duty: Duty) -> int | None:
+        """Whole blocks are there as they are."""
+        return self._addresses[duty.file, duty.start] if duty.fragments is None else None
+
+    def fill(self, duty: Duty, address: int) -> list[Run]:
+        """Copies the fragments' runs."""
+        runs = runs_of_duty(self._image.files[duty.file], duty)
+        base = self._addresses[duty.file, duty.start]
+        for start, stop in runs:
+            low = start - duty.start
+            ctypes.memmove(address + low, base + low, stop - start)
+        return runs
+
+    def tensors_in(self, duty: Duty) -> list[str]:
+        """Names, for errors."""
+        return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
+
+
 def tensors_in(file: FileImage, start: int, stop: int) -> list[str]:
     """Names of the tensors of which a stretch of a file has bytes."""
     return [one.name for one in file.slots if one.offset < stop and one.stop > start]

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
-from argosy.checkpoint import Checkpointer, PerRank, groups
+from argosy.checkpoint import Checkpointer, PerRank, Writing, groups
 from argosy.errors import ArgosyError
 from argosy.move.placements import Pieces
 
@@ -115,7 +115,7 @@ def saved(path, size=4, step=1, shards=False):
         own = full("rows")[128 * rank : 128 * (rank + 1) if rank < 3 else None]
         state["tensors"]["pieces"] = Pieces(WHOLE["rows"], [((128 * rank, 0), own)])
         group = groups.of_process(seconds=20)
-        with Checkpointer(path, group=group, shards=shards) as checkpointer:
+        with Checkpointer(path, group=group, writing=Writing(shards=shards)) as checkpointer:
             checkpointer.save(step, state)
         return torch.rand(1).item()
 

@@ -1,0 +1,299 @@
+"""Saves that go on beside training: a snapshot into one of two slots, then the writer process, with a handle for whoever asked.
+
+Two slots take turns, so that a copy that is cut off leaves the one before whole; a third save waits for the first. Where there is no memory for a snapshot
+the state is written from where it lies, behind the same gate, and where no writer process can be had a thread of this one writes. Called by the checkpointer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from argosy.checkpoint import manifests, slots, together
+from argosy.checkpoint.blocks import THREADS, BlockWriter
+from argosy.checkpoint.boards import Group
+from argosy.checkpoint.directio import FILES
+from argosy.checkpoint.handles import SaveHandle, Stage
+from argosy.checkpoint.saving import Prepared, Settings
+from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.snapshots import Copy, Gates, Mode
+from argosy.checkpoint.sources import Source, StagedSource
+from argosy.checkpoint.writer import client
+from argosy.checkpoint.writer.client import WriterAbsent, WriterClient, WriterLost
+from argosy.checkpoint.writer.messages import Durable, Failed, Job, Progress
+from argosy.errors import NoRoom
+
+_LOG = logging.getLogger("argosy.checkpoint")
+Told = Callable[[SaveHandle, Stage, int | None], None]
+"""Hears of each stage that a save comes to, with the manifest's CRC where it is known."""
+
+
+class Writing(msgspec.Struct, frozen=True, kw_only=True):
+    """How saves are taken and written."""
+
+    snapshot: Mode = "auto"
+    """Of saves beside training: "blocking" copies everything before `save` returns, whatever guards it."""
+    shards: bool = False
+    """Each process writes files of its own, for file systems where several cannot write into one."""
+    threads: int = THREADS
+    bytes_per_second: float = 0.0
+    """Of the writer process, all ranks of a host together; 0 is as fast as the disk takes it."""
+    deadline_seconds: float = 3600.0
+    """After which the writer gives a save up."""
+
+
+class Background:
+    """The saves of one checkpointer that go on beside training."""
+
+    def __init__(
+        self, store: Path, group: Group, settings: Settings, writing: Writing, told: Told
+    ) -> None:
+        self._writer = WriterClient(store)
+        self._group = group
+        self._settings = settings
+        self._writing = writing
+        self._told = told
+        self._gates = Gates()
+        self._slots: list[Slot | None] = [None, None]
+        self._users: list[SaveHandle | None] = [None, None]
+        self._next = 0
+        self._handles: list[SaveHandle] = []
+        self._said = ""
+
+    def save(
+        self,
+        prepared: Prepared,
+        handle: SaveHandle,
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        """Take a snapshot and have it written; when this returns everything but what an optimizer's step changes may change."""
+        place = self._next
+        self._next = 1 - self._next
+        try:
+            self._wait_free(place)
+            places, num_bytes = slots.places_of(prepared.duties)
+            copy = Copy(
+                prepared.outline.image,
+                prepared.book.entries,
+                prepared.duties,
+                places,
+                optimizers=optimizers,
+                mode=self._writing.snapshot,
+            )
+        except BaseException as failure:
+            together.give_up(prepared.staging, self._group, failure)
+            raise
+        handle.how = copy.how
+        handle.total_bytes = sum(duty.stop - duty.start for duty in prepared.duties)
+        self._say_how(copy)
+        self._users[place] = handle
+        self._handles.append(handle)
+        self._gates.guard(optimizers, copy)
+        task = _Task(prepared, handle, copy, place, places, num_bytes)
+        threading.Thread(target=self._run, args=(task,), name="argosy-snapshot").start()
+        if not copy.is_all_late:
+            (copy.is_released if copy.how == "gated" else copy.is_over).wait()
+
+    def wait_copied(self) -> None:
+        """Until nothing of the state is being read any more."""
+        self._gates.wait()
+
+    def raise_failed(self) -> None:
+        """Raise the first error that nobody was told yet."""
+        failed = [one for one in self._handles if one.error is not None and not one.is_reported]
+        self._handles = [one for one in self._handles if not one.is_done or one in failed]
+        if failed:
+            self._handles.remove(failed[0])
+            failed[0].is_reported = True
+            assert failed[0].error is not None
+            raise failed[0].error
+
+    def wait(self) -> None:
+        """Until every save is over; raises the first error that nobody was told yet."""
+        for handle in list(self._handles):
+            try:
+                handle.wait()
+            except BaseException:
+                if handle.error is None:
+                    raise
+                handle.is_reported = False
+        self.raise_failed()
+
+    def close(self) -> None:
+        """After `wait`: give hooks, memory and the writer back."""
+        self._gates.open()
+        self._writer.close()
+        for slot in self._slots:
+            if slot is not None:
+                slot.close()
+        self._slots = [None, None]
+
+    def _say_how(self, copy: Copy) -> None:
+        if copy.how != self._said:
+            self._said = copy.how
+            why = (
+                "copied while training goes on; the optimizer's next step waits for the rest"
+                if copy.how == "gated"
+                else "copied before save returns: no optimizer of the state guards it"
+            )
+            _LOG.info("snapshots are %s: %s", copy.how, why)
+
+    def _wait_free(self, place: int) -> None:
+        self._gates.wait()
+        user = self._users[place]
+        if user is not None and not user.is_done:
+            _LOG.info("step %d is still being written: waiting for it", user.step)
+            try:
+                user.wait()
+            except BaseException:
+                if user.error is None:
+                    raise
+                user.is_reported = False  # the next call says it
+
+    def _run(self, task: _Task) -> None:
+        """In a thread: copy, hand over; or write here."""
+        try:
+            slot = self._slot(task)
+            if slot is None:
+                task.handle.how = "written in place"
+                self._write_here(task, task.copy.source)
+                return
+            slot.begin(task.step)
+            task.copy.run(slot.address)
+            sequence = slot.finish()
+            task.copy.end()
+            self._hand_over(task, slot, sequence)
+        except BaseException as failure:  # noqa: BLE001
+            # Whatever it is belongs to whoever waits for the save; the thread has nobody to tell.
+            task.copy.end()
+            together.give_up(task.prepared.staging, self._group, failure)
+            self._failed(task, failure)
+
+    def _slot(self, task: _Task) -> Slot | None:
+        slot = self._slots[task.place]
+        if slot is not None and slot.num_bytes >= task.num_bytes:
+            return slot
+        if slot is not None:
+            self._writer.forget(task.place)
+            self._slots[task.place] = None
+            slot.close()
+        try:
+            slot = self._slots[task.place] = Slot.create(task.num_bytes)
+        except NoRoom as failure:
+            _LOG.warning("step %d is written from where it lies: %s", task.step, failure)
+        return slot if self._slots[task.place] is slot else None
+
+    def _hand_over(self, task: _Task, slot: Slot, sequence: int) -> None:
+        prepared, outline = task.prepared, task.prepared.outline
+        here = StagedSource(outline.image, prepared.duties, task.places, slot.address)
+        if self._settings.files is not FILES:
+            self._write_here(task, here)
+            return
+        job = Job(
+            number=self._writer.next_number(),
+            memory=task.place,
+            sequence=sequence,
+            places=task.places,
+            duties=prepared.duties,
+            outline=outline,
+            store=str(prepared.staging.store.path.resolve()),
+            staging=prepared.staging.name,
+            rank=self._group.rank,
+            size=self._group.size,
+            session=self._group.session,
+            seconds=self._group.seconds,
+            threads=self._settings.threads,
+            bytes_per_second=self._writing.bytes_per_second,
+            deadline_seconds=self._writing.deadline_seconds,
+        )
+        lock = prepared.staging.store.lock_descriptor
+        try:
+            self._writer.submit(
+                job, task.place, slot, lock, lambda answer: self._hear(task, answer)
+            )
+        except WriterAbsent as failure:
+            _LOG.warning("step %d is written by this process: %s", task.step, failure)
+            self._write_here(task, here)
+            return
+        self._advance(task.handle, "staged")
+
+    def _hear(self, task: _Task, answer: Progress | Durable | Failed) -> None:
+        """In the thread that listens to the writer."""
+        if isinstance(answer, Progress):
+            task.handle.written_bytes = answer.num_bytes
+        elif isinstance(answer, Durable):
+            task.prepared.staging.leave()
+            task.handle.written_bytes = task.handle.total_bytes
+            self._durable(task, answer.crc32c, cpu_seconds=answer.cpu_seconds)
+        else:
+            failure = client.error_of(answer)
+            if isinstance(failure, WriterLost):
+                together.give_up(task.prepared.staging, self._group, failure)
+            else:
+                task.prepared.staging.leave()
+            self._failed(task, failure)
+
+    def _write_here(self, task: _Task, source: Source) -> None:
+        prepared, settings = task.prepared, self._settings
+        writer = BlockWriter(
+            prepared.staging.fd,
+            prepared.outline.image,
+            source,
+            threads=settings.threads,
+            files=settings.files,
+        )
+        written = writer.write(prepared.duties)
+        if source is task.copy.source:
+            task.copy.check()
+        task.copy.end()
+        data = together.finish(prepared.staging, prepared.outline, written, self._group)
+        self._durable(task, None if data is None else manifests.crc_of(data))
+
+    def _durable(self, task: _Task, crc32c: int | None, **measured: float) -> None:
+        self._advance(task.handle, "staged")
+        self._advance(task.handle, "durable", crc32c, **measured)
+
+    def _advance(
+        self, handle: SaveHandle, stage: Stage, crc32c: int | None = None, **measured: float
+    ) -> None:
+        """Tell first: whoever waits for the handle finds everything else done."""
+        if handle.claim(stage):
+            try:
+                self._told(handle, stage, crc32c)
+            finally:
+                handle.advance(stage, **measured)
+
+    def _failed(self, task: _Task, failure: BaseException) -> None:
+        handle = task.handle
+        if handle.claim("failed"):
+            handle.error = failure
+            try:
+                self._told(handle, "failed", None)
+            finally:
+                handle.advance("failed")
+
+
+class _Task:
+    """One save on its way."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        handle: SaveHandle,
+        copy: Copy,
+        place: int,
+        places: list[int],
+        num_bytes: int,
+    ) -> None:
+        self.prepared = prepared
+        self.handle = handle
+        self.copy = copy
+        self.place = place
+        self.places = places
+        self.num_bytes = num_bytes
+        self.step = prepared.outline.facts.step

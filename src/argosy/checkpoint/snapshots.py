@@ -1,0 +1,224 @@
+"""A snapshot beside training: copied in the background into warm memory, with one gate before the optimizer's next step.
+
+Parameters and the optimizer's state change in the optimizer's step and nowhere else: they are copied while forward and backward run, and the step waits for
+the rest, helping with it. Everything else is copied before `save` returns. Whoever changes a parameter by hand meanwhile makes the save fail: a torn
+snapshot is never kept. Knows nothing of files and writers.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+
+from argosy.checkpoint.entries import Entry
+from argosy.checkpoint.gathering import TensorSource
+from argosy.checkpoint.layouts import FileImage, Image
+from argosy.checkpoint.shares import HEADER, Duty
+from argosy.errors import ArgosyError
+from argosy.move.placements import buffers
+
+Mode = Literal["auto", "gated", "blocking"]
+MOST_CLONED_BYTES = 64 << 20
+"""What may change at once is set aside when it is little; more is copied to its place before `save` returns."""
+
+
+class SnapshotTorn(ArgosyError):
+    """A tensor was changed while it was copied, by something else than its optimizer's step."""
+
+
+class Copy:
+    """One copy of a state into memory that is laid out by duties; several threads may work on it."""
+
+    def __init__(
+        self,
+        image: Image,
+        entries: Sequence[Entry],
+        duties: Sequence[Duty],
+        places: Sequence[int],
+        *,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        mode: Mode = "auto",
+    ) -> None:
+        guarded = _guarded_memory(optimizers) if mode != "blocking" else set[int]()
+        safe = {entry.name for entry in entries if _is_guarded(entry, guarded)}
+        kept, cloned = _set_aside(entries, safe)
+        self._watched = [
+            (entry.name, buffer, buffer._version)
+            for entry in entries
+            if entry.name in safe
+            for buffer in entry.buffers
+            if not buffer.is_inference()
+        ]
+        self.source = TensorSource(image, kept)
+        self._duties = duties
+        self._places = places
+        late = _untouched(image, duties, safe | cloned) if safe else set[int]()
+        self._early = deque(one for one in range(len(duties)) if one not in late)
+        self._late = deque(sorted(late))
+        self.how = "gated" if late else "blocking"
+        self.is_all_late = not self._early
+        """Whether `save` need not wait for any of it."""
+        self._left = len(duties)
+        self._lock = threading.Lock()
+        self._address: int | None = None
+        self._is_ready = threading.Event()
+        self._are_copied = threading.Event()
+        self.is_released = threading.Event()
+        """What may change at once has been copied."""
+        self.is_over = threading.Event()
+        """Copied or given up: everything may change."""
+        self.failure: BaseException | None = None
+
+    def run(self, address: int) -> None:
+        """Copy everything; SnapshotTorn when something has changed meanwhile."""
+        self._address = address
+        self._work(self._early)
+        if self.how == "gated":
+            self.is_released.set()
+        self._is_ready.set()
+        self._work(self._late)
+        self._are_copied.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.check()
+
+    def check(self) -> None:
+        """SnapshotTorn when a tensor is not as it was when the copy was asked for."""
+        for name, buffer, version in self._watched:
+            if buffer._version != version:
+                raise SnapshotTorn(
+                    f"{name} was changed while its snapshot was taken, not by its optimizer's step",
+                    fix='wait for the save with handle.wait("staged") before that, or save with snapshot="blocking"',
+                )
+
+    def end(self) -> None:
+        """Copied or given up: nobody waits for it any more."""
+        self._is_ready.set()
+        self.is_released.set()
+        self.is_over.set()
+
+    def help(self) -> None:
+        """Wait for its end, and work on it meanwhile: for the thread that wants to change what is copied."""
+        self._is_ready.wait()
+        if self._address is not None:
+            self._work(self._late)
+        self.is_over.wait()
+
+    def _work(self, numbers: deque[int]) -> None:
+        assert self._address is not None
+        if not self._duties:
+            self._are_copied.set()
+        while True:
+            try:
+                number = numbers.popleft()
+            except IndexError:
+                return
+            try:
+                if self.failure is None:
+                    self.source.fill(self._duties[number], self._address + self._places[number])
+            except (ArgosyError, RuntimeError) as failure:
+                self.failure = failure
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._are_copied.set()
+
+
+class Gates:
+    """Hooks before the steps of optimizers: each waits for the copy that is under way."""
+
+    def __init__(self) -> None:
+        self._hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.copy: Copy | None = None
+
+    def guard(self, optimizers: Iterable[torch.optim.Optimizer], copy: Copy) -> None:
+        """From now on these wait for this copy."""
+        self.copy = copy
+        for optimizer in optimizers:
+            if optimizer not in self._hooks:
+                self._hooks[optimizer] = optimizer.register_step_pre_hook(self._before_step)
+
+    def wait(self) -> None:
+        """Until what is being saved may change."""
+        if self.copy is not None:
+            self.copy.help()
+            self.copy = None
+
+    def open(self) -> None:
+        """Take the hooks away."""
+        self.wait()
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+    def _before_step(self, *_: Any) -> None:
+        self.wait()
+
+
+def _guarded_memory(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """Addresses of what only an optimizer's step changes: its parameters and their state."""
+    found = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                values = [parameter, *optimizer.state.get(parameter, {}).values()]
+                for value in values:
+                    if isinstance(value, torch.Tensor) and value.numel():
+                        (local,) = buffers(value)
+                        found.add(local.data_ptr())
+    return found
+
+
+def _is_guarded(entry: Entry, guarded: set[int]) -> bool:
+    return bool(guarded) and all(
+        not buffer.numel() or buffer.data_ptr() in guarded for buffer in entry.buffers
+    )
+
+
+def _set_aside(entries: Sequence[Entry], safe: set[str]) -> tuple[list[Entry], set[str]]:
+    """Entries with copies of the small ones that may change at once, and the names of those."""
+    loose = [entry for entry in entries if entry.name not in safe]
+    taken = sum(buffer.nbytes for entry in loose for buffer in entry.buffers)
+    if not safe or taken > MOST_CLONED_BYTES:
+        return list(entries), set()
+    cloned: set[str] = set()
+    kept = []
+    for entry in entries:
+        if entry.name not in safe and all(one.is_contiguous() for one in entry.buffers):
+            entry = replace(entry, buffers=[one.clone() for one in entry.buffers])
+            cloned.add(entry.name)
+        kept.append(entry)
+    return kept, cloned
+
+
+def _untouched(image: Image, duties: Sequence[Duty], safe: set[str]) -> set[int]:
+    """Numbers of the duties in which nothing may change before the gate opens."""
+    starts = [[slot.offset for slot in file.slots] for file in image.files]
+    return {
+        number
+        for number, duty in enumerate(duties)
+        if _is_safe(image.files[duty.file], starts[duty.file], duty, safe)
+    }
+
+
+def _is_safe(file: FileImage, starts: list[int], duty: Duty, safe: set[str]) -> bool:
+    if duty.fragments is not None:
+        own = [one.slot for one in duty.fragments if one.slot != HEADER]
+        return all(file.slots[place].name in safe for place in own)
+    first = max(0, bisect_right(starts, duty.start) - 1)
+    for slot in islice(file.slots, first, None):
+        if slot.offset >= duty.stop:
+            break
+        if slot.stop > duty.start and slot.name not in safe:
+            return False
+    return True

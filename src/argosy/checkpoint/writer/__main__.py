@@ -1,0 +1,31 @@
+"""`python -m argosy.checkpoint.writer STORE`: becomes the writer process of this host for a store.
+
+The process that was started ends as soon as the socket is there; what goes on is its fork, a child of nobody, so that neither the death of the
+rank that started it nor a signal to the rank's process group ends a save.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from argosy.checkpoint.writer import pacing, serving
+
+
+def main() -> int:
+    """0 when a writer is there, this one or another."""
+    store = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = serving.listen(store)
+    if listener is None or os.fork():
+        # Not sys.exit(): the fork owns everything now.
+        os._exit(0)
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        for standard in range(3):
+            os.dup2(nothing.fileno(), standard)
+    pacing.lower_priority()
+    serving.Serving(listener, store).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

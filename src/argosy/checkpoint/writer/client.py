@@ -1,0 +1,234 @@
+"""A rank's side of the writer process: finds or starts it, gives it memory and jobs, and hears how they go.
+
+One connection per store; answers come in a thread of its own. A writer that dies fails its jobs with `WriterLost`, and the next job starts another.
+Never touches the store but to reach the socket.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import argosy
+from argosy import errors
+from argosy.checkpoint import boards, names
+from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.writer import messages
+from argosy.checkpoint.writer.messages import (
+    Accepted,
+    Answer,
+    Durable,
+    Failed,
+    Hello,
+    Job,
+    Memory,
+    Progress,
+    Welcome,
+)
+from argosy.errors import ArgosyError, ClusterError
+
+Told = Callable[[Progress | Durable | Failed], None]
+
+_START_SECONDS = 60.0
+_ATTEMPTS = 3
+LOST = "WriterLost"
+
+
+class WriterLost(ClusterError):
+    """The writer process has ended before it had written everything."""
+
+
+class WriterAbsent(ClusterError):
+    """No writer process can be had here."""
+
+
+class WriterClient:
+    """The connection of one rank."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store.resolve()
+        self._lock = threading.RLock()
+        self._link: socket.socket | None = None
+        self._writer_pid = 0
+        self._numbers = itertools.count(1)
+        self._given: dict[int, Slot] = {}
+        self._jobs: dict[int, tuple[Told, threading.Event]] = {}
+
+    @property
+    def writer_pid(self) -> int:
+        """Of the process that is connected; 0 for none."""
+        return self._writer_pid if self._link is not None else 0
+
+    def connect(self) -> None:
+        """Have a writer; WriterAbsent when none can be started."""
+        with self._lock:
+            if self._link is None:
+                self._link = self._connected()
+                thread = threading.Thread(
+                    target=self._listen,
+                    args=(self._link,),
+                    name="argosy-writer-answers",
+                    daemon=True,
+                )
+                thread.start()
+
+    def submit(self, job: Job, place: int, slot: Slot, lock: int | None, told: Told) -> None:
+        """Hand over a job from the slot at a place; when this returns the writer finishes it whatever happens to this process.
+
+        `told` hears of its progress and its end, in another thread.
+        """
+        with self._lock:
+            self.connect()
+            link = self._link
+            assert link is not None
+            accepted = threading.Event()
+            try:
+                if self._given.get(place) is not slot:
+                    messages.send(link, Memory(number=place), slot.descriptor)
+                    self._given[place] = slot
+                self._jobs[job.number] = told, accepted
+                messages.send(link, job, *([] if lock is None else [lock]))
+            except OSError:
+                pass  # the listening thread sees the end too, and tells
+        if not accepted.wait(_START_SECONDS):
+            raise WriterLost(f"the writer process {self._writer_pid} does not answer")
+
+    def next_number(self) -> int:
+        """For a job."""
+        return next(self._numbers)
+
+    def forget(self, place: int) -> None:
+        """The slot at a place is about to be replaced."""
+        with self._lock:
+            self._given.pop(place, None)
+
+    def close(self) -> None:
+        """Go; the writer finishes what it has and ends when nobody else is there."""
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
+            try:
+                link.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            link.close()
+
+    def _connected(self) -> socket.socket:
+        why = ""
+        for _ in range(_ATTEMPTS):
+            link = self._greeted()
+            if link is not None:
+                return link
+            why = self._start()
+        link = self._greeted()
+        if link is None:
+            raise WriterAbsent(
+                f"no writer process can be started for {self._store}{why}",
+                fix="see whether this file system can hold a socket",
+            )
+        return link
+
+    def _greeted(self) -> socket.socket | None:
+        """A connection to a writer that answers; one that is about to end does not."""
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            directory = os.open(self._store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                # By the directory's descriptor: addresses of sockets are short, paths of stores are not.
+                name = names.socket_name(socket.gethostname())
+                link.connect(f"/proc/self/fd/{directory}/{name}")
+            finally:
+                os.close(directory)
+            link.settimeout(_START_SECONDS)
+            messages.send(link, Hello(version=messages.VERSION, pid=os.getpid()))
+            answer = messages.receive_answer(link)
+            if isinstance(answer, Welcome) and answer.version == messages.VERSION:
+                link.settimeout(None)
+                self._writer_pid = answer.pid
+                self._given.clear()
+                return link
+        except OSError:
+            pass
+        link.close()
+        return None
+
+    def _start(self) -> str:
+        """Start one; why it could not, for people."""
+        own = str(Path(argosy.__file__).parents[1])
+        paths = [own, *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "argosy.checkpoint.writer", str(self._store)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=_START_SECONDS,
+                start_new_session=True,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as failure:
+            return f": {failure}"
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if done.returncode and lines else ""
+
+    def _listen(self, link: socket.socket) -> None:
+        try:
+            while (answer := messages.receive_answer(link)) is not None:
+                self._hear(answer)
+        except (OSError, ArgosyError):
+            pass  # closed here, or nonsense: either way there is no writer any more
+        with self._lock:
+            if self._link is link:
+                self._link = None
+                link.close()
+            left, self._jobs = self._jobs, {}
+        for number, (told, accepted) in left.items():
+            what = f"the writer process {self._writer_pid} has ended in the middle of a save"
+            fix = "save again: the next save starts another one"
+            told(Failed(number=number, kind=LOST, what=what, fix=fix))
+            accepted.set()
+
+    def _hear(self, answer: Answer) -> None:
+        if isinstance(answer, Welcome):
+            return
+        with self._lock:
+            known = self._jobs.get(answer.number)
+            if isinstance(answer, (Durable, Failed)):
+                self._jobs.pop(answer.number, None)
+        if known is None:
+            return
+        told, accepted = known
+        if isinstance(answer, Accepted):
+            accepted.set()
+        else:
+            told(answer)
+
+
+def error_of(failed: Failed) -> ArgosyError:
+    """The error that the writer met, as this process raises it."""
+    if failed.kind == LOST:
+        return WriterLost(failed.what, fix=failed.fix)
+    kind = getattr(errors, failed.kind, getattr(boards, failed.kind, None)) if failed.kind else None
+    if isinstance(kind, type) and issubclass(kind, ArgosyError):
+        return kind(failed.what, fix=failed.fix)
+    return ClusterError(failed.what, fix=failed.fix)
+
+
+def wait_gone(store: Path, seconds: float) -> bool:
+    """Whether the writer of this host ends within a time; for tests and for who removes a store."""
+    deadline = time.monotonic() + seconds
+    name = names.socket_name(socket.gethostname())
+    while (store / name).exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,46 @@
+"""One job of the writer process: blocks from a slot to the disk, then the vote, the commit or the wait for it.
+
+Whatever goes wrong is told to the other processes of the save and leaves nothing behind. Called by serving.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from argosy.checkpoint import directio, manifests, together
+from argosy.checkpoint.blocks import BlockWriter
+from argosy.checkpoint.boards import Group
+from argosy.checkpoint.commits import Staging, Store
+from argosy.checkpoint.directio import FILES
+from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.sources import StagedSource
+from argosy.checkpoint.writer.messages import Job
+from argosy.checkpoint.writer.pacing import Pace
+
+
+def carry_out(job: Job, slot: Slot, pace: Pace) -> int | None:
+    """Write it and see it committed; the manifest's CRC from the one that commits."""
+    image, step = job.outline.image, job.outline.facts.step
+    store = Store(Path(job.store))
+    try:
+        try:
+            staging = Staging(store, step, job.staging, FILES)
+        except OSError as failure:
+            raise directio.disk_error(failure, f"the staging directory of step {step} has gone")
+        group = Group(job.rank, job.size, job.session, seconds=job.seconds)
+        try:
+            slot.check(job.sequence)
+            needed = sum(duty.stop - duty.start for duty in job.duties)
+            directio.check_space(FILES, staging.fd, needed, f"step {step}")
+            source = StagedSource(image, job.duties, job.places, slot.address)
+            writer = BlockWriter(staging.fd, image, source, threads=job.threads, pace=pace)
+            written = writer.write(job.duties)
+            slot.check(job.sequence)
+            group.seconds = min(group.seconds, pace.seconds_left)
+            data = together.finish(staging, job.outline, written, group)
+        except BaseException as failure:
+            together.give_up(staging, group, failure)
+            raise
+    finally:
+        store.close()
+    return None if data is None else manifests.crc_of(data)

@@ -1,0 +1,220 @@
+"""The writer process's own: ranks come over a socket in the store, give memory and jobs, and hear how it goes.
+
+One thread listens to each rank, another carries out its jobs in their order. A rank that has gone changes nothing about jobs that were accepted. The
+process ends when no rank is connected and no job is left, or when nobody comes at all.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+import traceback
+
+from argosy.checkpoint import names
+from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.writer import messages
+from argosy.checkpoint.writer.jobs import carry_out
+from argosy.checkpoint.writer.messages import (
+    Accepted,
+    Durable,
+    Failed,
+    Hello,
+    Job,
+    Memory,
+    Progress,
+    Welcome,
+)
+from argosy.checkpoint.writer.pacing import Pace, Rate
+from argosy.errors import ArgosyError, ProtocolError
+
+_LONELY_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
+_CREDENTIALS = struct.Struct("3i")
+
+
+def listen(store: int) -> socket.socket | None:
+    """A socket under the host's name in the store; None when another writer answers there already."""
+    name = names.socket_name(socket.gethostname())
+    final, own = f"/proc/self/fd/{store}/{name}", f"{name}.{secrets.token_hex(4)}"
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.bind(f"/proc/self/fd/{store}/{own}")
+        os.chmod(own, 0o600, dir_fd=store)
+        found.listen(64)
+        while True:
+            try:
+                os.link(own, name, src_dir_fd=store, dst_dir_fd=store)
+                return found
+            except FileExistsError:
+                if answers(final):
+                    found.close()
+                    return None
+                remove(name, store)
+    finally:
+        remove(own, store)
+
+
+def answers(path: str) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        try:
+            link.connect(path)
+        except (ConnectionError, FileNotFoundError):
+            return False
+    return True
+
+
+def remove(name: str, directory: int) -> None:
+    """A name that may have gone already."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+
+
+class Serving:
+    """Everything the process does."""
+
+    def __init__(self, listener: socket.socket, store: int) -> None:
+        self._listener = listener
+        self._store = store
+        self._rate = Rate()
+        self._has_served = False
+        self._own = os.stat(names.socket_name(socket.gethostname()), dir_fd=store).st_ino
+        self._threads: list[threading.Thread] = []
+
+    def serve(self) -> None:
+        """Until nobody is left."""
+        self._listener.settimeout(_LOOK_SECONDS)
+        lonely_until = time.monotonic() + _LONELY_SECONDS
+        while self._threads or time.monotonic() < lonely_until:
+            try:
+                link, _ = self._listener.accept()
+            except TimeoutError:
+                alive = [one for one in self._threads if one.is_alive()]
+                if self._has_served and not alive:
+                    break
+                self._threads = alive
+                continue
+            link.settimeout(None)
+            thread = threading.Thread(target=self._attend, args=(link,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        # A rank that connects from here on finds the connection closed, and starts another writer.
+        self._listener.close()
+        name = names.socket_name(socket.gethostname())
+        try:
+            if os.stat(name, dir_fd=self._store).st_ino == self._own:
+                remove(name, self._store)
+        except FileNotFoundError:
+            pass
+
+    def _attend(self, link: socket.socket) -> None:
+        with link:
+            if not _is_own_user(link) or not _greet(link):
+                return
+            self._has_served = True
+            rank = _Rank(link, self._rate)
+            try:
+                while (said := messages.receive_said(link)) is not None:
+                    rank.hear(*said)
+            except ProtocolError:
+                pass  # the rank sees the connection end
+            finally:
+                rank.finish()
+
+
+class _Rank:
+    """A connected rank: its memory and its jobs."""
+
+    def __init__(self, link: socket.socket, rate: Rate) -> None:
+        self._link = link
+        self._rate = rate
+        self._sending = threading.Lock()
+        self._slots: dict[int, Slot] = {}
+        self._jobs: queue.SimpleQueue[tuple[Job, Slot, list[int]] | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._work, daemon=True)
+        self._worker.start()
+
+    def hear(self, said: messages.Said, descriptors: list[int]) -> None:
+        """One message."""
+        if isinstance(said, Memory) and len(descriptors) == 1:
+            old = self._slots.pop(said.number, None)
+            if old is not None:
+                # The rank makes larger memory only when no job uses the old one.
+                old.close()
+            self._slots[said.number] = Slot(descriptors[0], is_writable=False)
+        elif isinstance(said, Job) and said.memory in self._slots:
+            self._jobs.put((said, self._slots[said.memory], descriptors))
+            self._say(Accepted(number=said.number))
+        else:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ProtocolError(f"{type(said).__name__} was not expected")
+
+    def finish(self) -> None:
+        """The rank has gone: carry out what it left, and let its memory go."""
+        self._jobs.put(None)
+        self._worker.join()
+        for slot in self._slots.values():
+            slot.close()
+
+    def _work(self) -> None:
+        while (one := self._jobs.get()) is not None:
+            job, slot, descriptors = one
+            try:
+                self._say(self._carry_out(job, slot))
+            finally:
+                # The store's lock is held for as long as the job: nobody sweeps its directory away.
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _carry_out(self, job: Job, slot: Slot) -> Durable | Failed:
+        begun, cpu = time.monotonic(), time.process_time()
+
+        def tell(num_bytes: int) -> None:
+            self._say(Progress(number=job.number, num_bytes=num_bytes))
+
+        pace = Pace(self._rate, job.bytes_per_second, job.deadline_seconds, tell)
+        try:
+            crc = carry_out(job, slot, pace)
+        except ArgosyError as failure:
+            kind = type(failure).__name__
+            return Failed(number=job.number, kind=kind, what=failure.what, fix=failure.fix)
+        except Exception:  # noqa: BLE001 - the last resort of the process: the rank must hear of it
+            return Failed(number=job.number, kind="", what=traceback.format_exc(limit=8))
+        return Durable(
+            number=job.number,
+            crc32c=crc,
+            seconds=time.monotonic() - begun,
+            cpu_seconds=time.process_time() - cpu,
+        )
+
+    def _say(self, answer: messages.Answer) -> None:
+        try:
+            with self._sending:
+                messages.send(self._link, answer)
+        except OSError:
+            pass  # the rank is dead; its job is not
+
+
+def _is_own_user(link: socket.socket) -> bool:
+    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(found)[1] == os.getuid())
+
+
+def _greet(link: socket.socket) -> bool:
+    """Whether it is one of ours; who only looks whether somebody answers goes without a word."""
+    try:
+        said = messages.receive_said(link)
+        if said is None or not isinstance(said[0], Hello):
+            return False
+        messages.send(link, Welcome(version=messages.VERSION, pid=os.getpid()))
+    except (ProtocolError, OSError):
+        return False
+    return said[0].version == messages.VERSION
