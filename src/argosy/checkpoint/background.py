@@ -15,14 +15,15 @@ import msgspec
 import torch
 
 from argosy.checkpoint import manifests, slots, together
-from argosy.checkpoint.blocks import THREADS, BlockWriter
+from argosy.checkpoint.blocks import THREADS
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.directio import FILES
 from argosy.checkpoint.handles import SaveHandle, Stage
-from argosy.checkpoint.saving import Prepared, Settings
+from argosy.checkpoint.saving import Prepared
 from argosy.checkpoint.slots import Slot
 from argosy.checkpoint.snapshots import Copy, Gates, Mode
 from argosy.checkpoint.sources import Source, StagedSource
+from argosy.checkpoint.together import Settings
 from argosy.checkpoint.writer import client
 from argosy.checkpoint.writer.client import WriterAbsent, WriterClient, WriterLost
 from argosy.checkpoint.writer.messages import Durable, Failed, Job, Progress
@@ -210,6 +211,7 @@ class Background:
             threads=self._settings.threads,
             bytes_per_second=self._writing.bytes_per_second,
             deadline_seconds=self._writing.deadline_seconds,
+            is_incremental=self._settings.is_incremental,
         )
         lock = prepared.staging.store.lock_descriptor
         try:
@@ -239,19 +241,19 @@ class Background:
             self._failed(task, failure)
 
     def _write_here(self, task: _Task, source: Source) -> None:
-        prepared, settings = task.prepared, self._settings
-        writer = BlockWriter(
-            prepared.staging.fd,
-            prepared.outline.image,
+        prepared = task.prepared
+        is_in_place = source is task.copy.source
+        data = together.write(
+            prepared.staging,
+            prepared.outline,
+            prepared.duties,
             source,
-            threads=settings.threads,
-            files=settings.files,
+            self._group,
+            msgspec.structs.replace(
+                self._settings, confirm=task.copy.check if is_in_place else None
+            ),
         )
-        written = writer.write(prepared.duties)
-        if source is task.copy.source:
-            task.copy.check()
         task.copy.end()
-        data = together.finish(prepared.staging, prepared.outline, written, self._group)
         self._durable(task, None if data is None else manifests.crc_of(data))
 
     def _durable(self, task: _Task, crc32c: int | None, **measured: float) -> None:

@@ -31,8 +31,8 @@ from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.records import Facts
 from argosy.checkpoint.registry import parts_of
 from argosy.checkpoint.retention import Keep
-from argosy.checkpoint.saving import Settings
 from argosy.checkpoint.schedules import Schedule
+from argosy.checkpoint.together import Settings
 from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, HomeError, NotFoundError
 
 _LOG = logging.getLogger("argosy.checkpoint")

@@ -11,41 +11,26 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
-import msgspec
-
 from argosy.checkpoint import (
     boards,
     directio,
-    incremental,
     names,
     records,
     tables,
     together,
     votes,
 )
-from argosy.checkpoint.blocks import BlockWriter, Pace
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.books import Book
 from argosy.checkpoint.commits import Staging, Store
-from argosy.checkpoint.directio import Files
 from argosy.checkpoint.gathering import TensorSource
 from argosy.checkpoint.layouts import FileImage, Image, plan_image, plan_shards
 from argosy.checkpoint.records import Facts, Outline
 from argosy.checkpoint.shares import Duty, plan_boxes, plan_shares
+from argosy.checkpoint.together import Settings
 from argosy.checkpoint.votes import Common, Said, SaidTensor
 from argosy.move.boxes import Box
 from argosy.move.dtypes import itemsize
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How bytes get to the disk; with `shards` each process writes its own files, for file systems where several cannot write into one."""
-
-    shards: bool = False
-    files: Files
-    threads: int
-    pace: Pace | None = None
-    is_incremental: bool = True
-    """Whether files that are as the parent has them are linked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,23 +62,10 @@ def save_together(
     `gather` may fail: the others are then told why.
     """
     prepared = prepare(store, facts, gather, group, settings)
-    staging, outline, duties = prepared.staging, prepared.outline, prepared.duties
+    staging, outline = prepared.staging, prepared.outline
     source = TensorSource(outline.image, prepared.book.entries)
     try:
-        if settings.is_incremental:
-            reduced = incremental.reduce(
-                staging, outline, duties, source, group, files=settings.files
-            )
-            outline, duties = reduced.outline, reduced.duties
-        writer = BlockWriter(
-            staging.fd,
-            outline.image,
-            source,
-            threads=settings.threads,
-            pace=settings.pace,
-            files=settings.files,
-        )
-        return together.finish(staging, outline, writer.write(duties), group)
+        return together.write(staging, outline, prepared.duties, source, group, settings)
     except BaseException as failure:
         together.give_up(staging, group, failure)
         raise

@@ -1,22 +1,68 @@
-"""How a save ends, alone or with others: votes, the wait for the commit, and giving up so that everybody hears of it.
+"""A planned save from its first byte to its end, alone or with others: unchanged files, blocks, votes, the wait for the commit, and giving up so that
+everybody hears of it.
 
-Called by whoever has written the bytes: the process that saves, or the writer process. The talk goes over files in the staging directory.
+Called by whoever has the bytes: the process that saves, or the writer process. The talk goes over files in the staging directory. No torch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from argosy.checkpoint import boards, names, records, votes
+import msgspec
+
+from argosy.checkpoint import boards, incremental, names, records, votes
+from argosy.checkpoint.blocks import BlockWriter, Pace
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.commits import Staging
+from argosy.checkpoint.directio import Files
 from argosy.checkpoint.records import Outline
+from argosy.checkpoint.shares import Duty
+from argosy.checkpoint.sources import Source
 from argosy.checkpoint.tables import Written
 from argosy.checkpoint.votes import Vote
 from argosy.errors import TimedOut
 
 _FAREWELL_SECONDS = 2.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How bytes get to the disk; with `shards` each process writes its own files, for file systems where several cannot write into one."""
+
+    shards: bool = False
+    files: Files
+    threads: int
+    pace: Pace | None = None
+    is_incremental: bool = True
+    """Whether files that are as the parent has them are linked."""
+    confirm: Callable[[], None] | None = None
+    """Asked when everything is written and nothing is promised yet: raises when the bytes were not what they should have been."""
+
+
+def write(
+    staging: Staging,
+    outline: Outline,
+    duties: Sequence[Duty],
+    source: Source,
+    group: Group,
+    settings: Settings,
+) -> bytes | None:
+    """Write what this process has to, and see the save committed; as `finish`. Whoever calls it gives up when it fails."""
+    if settings.is_incremental:
+        reduced = incremental.reduce(staging, outline, duties, source, group, files=settings.files)
+        outline, duties = reduced.outline, reduced.duties
+    writer = BlockWriter(
+        staging.fd,
+        outline.image,
+        source,
+        threads=settings.threads,
+        pace=settings.pace,
+        files=settings.files,
+    )
+    written = writer.write(duties)
+    if settings.confirm is not None:
+        settings.confirm()
+    return finish(staging, outline, written, group)
 
 
 def finish(

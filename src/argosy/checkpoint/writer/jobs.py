@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from argosy.checkpoint import directio, manifests, together
-from argosy.checkpoint.blocks import BlockWriter
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.directio import FILES
 from argosy.checkpoint.slots import Slot
 from argosy.checkpoint.sources import StagedSource
+from argosy.checkpoint.together import Settings
 from argosy.checkpoint.writer.messages import Job
 from argosy.checkpoint.writer.pacing import Pace
 
@@ -27,17 +27,21 @@ def carry_out(job: Job, slot: Slot, pace: Pace) -> int | None:
             staging = Staging(store, step, job.staging, FILES)
         except OSError as failure:
             raise directio.disk_error(failure, f"the staging directory of step {step} has gone")
-        group = Group(job.rank, job.size, job.session, seconds=job.seconds)
+        seconds = min(job.seconds, job.deadline_seconds)
+        group = Group(job.rank, job.size, job.session, seconds=seconds)
         try:
             slot.check(job.sequence)
             needed = sum(duty.stop - duty.start for duty in job.duties)
             directio.check_space(FILES, staging.fd, needed, f"step {step}")
             source = StagedSource(image, job.duties, job.places, slot.address)
-            writer = BlockWriter(staging.fd, image, source, threads=job.threads, pace=pace)
-            written = writer.write(job.duties)
-            slot.check(job.sequence)
-            group.seconds = min(group.seconds, pace.seconds_left)
-            data = together.finish(staging, job.outline, written, group)
+            settings = Settings(
+                files=FILES,
+                threads=job.threads,
+                pace=pace,
+                is_incremental=job.is_incremental,
+                confirm=lambda: slot.check(job.sequence),
+            )
+            data = together.write(staging, job.outline, job.duties, source, group, settings)
         except BaseException as failure:
             together.give_up(staging, group, failure)
             raise

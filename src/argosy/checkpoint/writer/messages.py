@@ -57,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     bytes_per_second: float
     """0: as fast as the disk takes it."""
     deadline_seconds: float
+    is_incremental: bool
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):

@@ -6,6 +6,7 @@ The block writer asks a `Pace` before each block, in its writing threads. Nothin
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import threading
@@ -28,13 +29,16 @@ class Rate:
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def delay(self, num_bytes: int, bytes_per_second: float, now: float) -> float:
-        """Take so many bytes; seconds until they may be written."""
+    def delay(
+        self, num_bytes: int, bytes_per_second: float, now: float, most: float = math.inf
+    ) -> float:
+        """Take so many bytes; seconds until they may be written. Nothing is taken when that is longer than `most`."""
         if bytes_per_second <= 0:
             return 0.0
         with self._lock:
             start = max(now, self._free_at)
-            self._free_at = start + num_bytes / bytes_per_second
+            if start - now <= most:
+                self._free_at = start + num_bytes / bytes_per_second
         return start - now
 
 
@@ -60,8 +64,9 @@ class Pace:
     def __call__(self, num_bytes: int) -> None:
         """Before a block."""
         now = time.monotonic()
-        wait = self._rate.delay(num_bytes, self._bytes_per_second, now)
-        if now + wait > self._deadline:
+        left = self._deadline - now
+        wait = self._rate.delay(num_bytes, self._bytes_per_second, now, left)
+        if wait > left or left < 0:
             raise TimedOut(
                 f"the save was not written within {self._seconds:.0f} s",
                 fix="give a longer deadline or a higher rate, or look at the disk",
@@ -75,11 +80,6 @@ class Pace:
                 self._told_at = now
         if is_due:
             self._tell(news)
-
-    @property
-    def seconds_left(self) -> float:
-        """Until the deadline."""
-        return max(0.0, self._deadline - time.monotonic())
 
 
 def lower_priority() -> None:
