@@ -43,17 +43,21 @@ def unchanged_tensors(old: Manifest, new: Manifest) -> list[str]:
     return found
 
 
+def trained_tensors(manifest: Manifest) -> set[str]:
+    """Weights for which an optimizer keeps state."""
+    named = {
+        name.split("/", 1)[1].rsplit("/", 1)[0]
+        for name, record in manifest.tensors.items()
+        if record.kind == "optimizer" and name.count("/") >= 2
+    }
+    return {
+        name for name in named & manifest.tensors.keys() if manifest.tensors[name].kind == "model"
+    }
+
+
 def stuck_tensors(old: Manifest, new: Manifest) -> list[str]:
     """Trained tensors that have not changed since the earlier save: an optimizer keeps state for them, and yet."""
     if new.step <= old.step:
         return []
-    trained = {
-        name.split("/", 1)[1].rsplit("/", 1)[0]
-        for name, record in new.tensors.items()
-        if record.kind == "optimizer" and name.count("/") >= 2
-    }
-    return [
-        name
-        for name in unchanged_tensors(old, new)
-        if name in trained and new.tensors[name].kind == "model"
-    ]
+    trained = trained_tensors(new)
+    return [name for name in unchanged_tensors(old, new) if name in trained]

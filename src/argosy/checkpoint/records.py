@@ -9,11 +9,12 @@ import json
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 import argosy
-from argosy.checkpoint import bands, manifests, names, tables, trees
+from argosy.checkpoint import bands, manifests, names, signatures, tables, trees
 from argosy.checkpoint.bands import Bands
 from argosy.checkpoint.commits import Staging
 from argosy.checkpoint.headers import dtype_in_file
@@ -34,6 +35,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     attachments: dict[str, bytes] = {}
     """Small files that lie beside the data: a model's config.json."""
+    signing_key: str = ""
+    """A file with the private key that signs the manifest; unsigned without one."""
 
 
 class Reused(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +75,12 @@ def commit(staging: Staging, outline: Outline, written: Sequence[Written]) -> by
             raise ConfigError(f"a file cannot be attached as {name!r}", fix="use another name")
         small[name] = staging.write_file(name, data, "extra")
     manifest = manifest_of(outline, written, small)
-    data = manifests.encode(manifest)
-    staging.commit(data)
+    if not facts.signing_key:
+        data = manifests.encode(manifest)
+        staging.commit(data)
+        return data
+    data = manifests.encode(signatures.with_digests(staging, manifest))
+    staging.commit(data, signatures.sign(data, Path(facts.signing_key)))
     return data
 
 

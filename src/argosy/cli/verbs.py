@@ -401,6 +401,121 @@ VERBS = (
         examples=("argosy data show code.bin --samples",),
     ),
     Verb(
+        "checkpoint ls",
+        "checkpoint ls STORE",
+        "the checkpoints of a directory",
+        entry="argosy.cli.checkpoint:ls",
+        options=(JSON,),
+        examples=("argosy checkpoint ls checkpoints",),
+    ),
+    Verb(
+        "checkpoint show",
+        "checkpoint show STORE [STEP]",
+        "what a checkpoint holds; the newest unless a step is named",
+        entry="argosy.cli.checkpoint:show",
+        options=(
+            Option("--tensors", "every tensor with its class, dtype and shape"),
+            Option("--values", "everything that is no tensor"),
+            JSON,
+        ),
+        details="STORE may also be a step-… directory itself.",
+        examples=("argosy checkpoint show checkpoints 1000 --tensors",),
+    ),
+    Verb(
+        "checkpoint verify",
+        "checkpoint verify STORE [STEP]",
+        "read every byte and compare it with what was saved",
+        entry="argosy.cli.checkpoint:verify",
+        options=(
+            Option("--all", "every checkpoint, not only the newest"),
+            Option("--key FILE", "also demand a signature by this public key", many=True),
+            JSON,
+        ),
+        details="Ends with 65 when something is damaged; says which file, bytes and tensors.",
+        examples=("argosy checkpoint verify checkpoints --all",),
+    ),
+    Verb(
+        "checkpoint diff",
+        "checkpoint diff STORE FIRST SECOND",
+        "how two checkpoints differ, tensor by tensor",
+        entry="argosy.cli.checkpoint:diff",
+        options=(
+            Option("--all", "every tensor that changed, not only the twenty that did most"),
+            JSON,
+        ),
+        details=(
+            "FIRST and SECOND are steps of STORE, or step-… directories. For each tensor: the largest difference, as a number and in units\n"
+            "in the last place, and the share of elements that changed. An alarm names trained tensors that have not changed."
+        ),
+        examples=("argosy checkpoint diff checkpoints 900 1000",),
+    ),
+    Verb(
+        "checkpoint export",
+        "checkpoint export STORE [STEP]",
+        "write a checkpoint for another program",
+        entry="argosy.cli.checkpoint:export",
+        options=(
+            Option("--out PATH", "what to make; must not exist"),
+            Option(
+                "--form FORM",
+                "`hf` (a Hugging Face directory, default), `dcp` (torch.distributed.checkpoint), `torch` (torch.save)",
+            ),
+            Option("--dtype NAME", "hf: floating-point weights as this dtype, e.g. bfloat16"),
+            Option("--key KEY", "hf: the module saved under this key; default: model"),
+            JSON,
+        ),
+        details="Every byte is checked on the way. PATH appears when it is whole.",
+        examples=("argosy checkpoint export checkpoints --out model-hf --dtype bfloat16",),
+    ),
+    Verb(
+        "checkpoint import",
+        "checkpoint import STORE SOURCE",
+        "take another program's checkpoint in as a step",
+        entry="argosy.cli.checkpoint:take_in",
+        options=(
+            Option("--step STEP", "its step; default: 0", kind="number"),
+            Option("--form FORM", "`hf`, `dcp` or `torch`; found by what lies there unless said"),
+            JSON,
+        ),
+        details="Files of torch are read weights-only: nothing in them is run.",
+        examples=("argosy checkpoint import checkpoints model-hf",),
+    ),
+    Verb(
+        "checkpoint pin",
+        "checkpoint pin STORE STEP",
+        "keep a checkpoint for ever",
+        entry="argosy.cli.checkpoint:pin",
+        options=(
+            Option("--why TEXT", "who keeps it and why"),
+            Option("--remove", "let retention decide again"),
+            JSON,
+        ),
+        examples=('argosy checkpoint pin checkpoints 1000 --why "paper, table 2"',),
+    ),
+    Verb(
+        "checkpoint gc",
+        "checkpoint gc STORE",
+        "remove what saves left half done, and checkpoints that the rules let go",
+        entry="argosy.cli.checkpoint:gc",
+        options=(
+            Option("--last N", "keep the newest N", kind="count"),
+            Option("--every N", "keep steps that N divides", kind="count"),
+            Option("--best METRIC", "keep the one where this metric is lowest"),
+            Option("--highest", "with --best: where it is highest"),
+            Option(
+                "--older-than HOURS", "let those go that are older, but the last", kind="amount"
+            ),
+            Option("--free SIZE", "let the oldest go until this much is free", kind="bytes"),
+            Option("--dry", "only say what would go"),
+            JSON,
+        ),
+        details=(
+            "Without --last, --every, --best, --older-than or --free no checkpoint goes. Pinned ones never go, nor what they need; and nothing\n"
+            "goes before a newer one has been read and found whole. Refused while a run saves there."
+        ),
+        examples=("argosy checkpoint gc checkpoints --last 3 --every 1000 --dry",),
+    ),
+    Verb(
         "doctor",
         "doctor",
         "is this machine fit to train, and how to mend it",

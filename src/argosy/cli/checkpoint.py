@@ -1,0 +1,385 @@
+"""`argosy checkpoint`: list, show, verify, compare, export, import, pin and clean up checkpoints.
+
+A thin layer over argosy.checkpoint. What needs torch (diff, export, import) runs in a process of its own, torchtask.py; the rest reads manifests and
+files alone. `--json` prints one object on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from argosy.checkpoint import cleaning, collection, names, signatures
+from argosy.checkpoint.cleaning import Cleaned
+from argosy.checkpoint.commits import Store
+from argosy.checkpoint.folders import Folder
+from argosy.checkpoint.listings import Listing, Report
+from argosy.checkpoint.retention import Keep, check
+from argosy.cli.arguments import Arguments
+from argosy.cli.bars import byte_bar
+from argosy.cli.paint import Paint, duration, render_table, size
+from argosy.cli.torchtask import run_task
+from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, NotFoundError
+
+_SHOWN = 20
+_FORMS = ("hf", "dcp", "torch")
+
+
+def ls(arguments: Arguments) -> int:
+    """`argosy checkpoint ls STORE`."""
+    listing = _store(arguments.words[0])
+    pins = listing.pins()
+    rows = [_row(listing, step, pins) for step in listing.steps()]
+    if arguments.get("json"):
+        print(json.dumps({"store": str(listing.path), "checkpoints": rows}))
+        return 0
+    if not rows:
+        print(f"no checkpoints in {listing.path}")
+        return 0
+    shown = [
+        [
+            str(row["step"]),
+            duration(time.time() - row["saved_at"]) + " ago" if row["saved_at"] else "-",
+            size(row["bytes"]),
+            size(row["own_bytes"]),
+            " ".join(f"{name}={value:.6g}" for name, value in row["metrics"].items()) or "-",
+            _remark(row),
+        ]
+        for row in rows
+    ]
+    headers = ["STEP", "SAVED", "SIZE", "NEW", "METRICS", ""]
+    print(render_table(headers, shown, Paint(sys.stdout)), end="")
+    return 0
+
+
+def _row(listing: Listing, step: int, pins: dict[int, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"step": step, "saved_at": 0.0, "bytes": 0, "own_bytes": 0}
+    row |= {"metrics": {}, "pinned": pins.get(step), "fault": None}
+    try:
+        with listing.folder(step) as folder:
+            manifest = folder.manifest
+    except ArgosyError as failure:
+        return row | {"fault": failure.what}
+    return row | {
+        "saved_at": manifest.saved_at,
+        "bytes": sum(record.size for record in manifest.files.values()),
+        "own_bytes": collection.own_bytes(manifest),
+        "metrics": manifest.metrics,
+    }
+
+
+def _remark(row: dict[str, Any]) -> str:
+    if row["fault"]:
+        return f"damaged: {row['fault']}"
+    return f"pinned: {row['pinned'] or 'without a reason'}" if row["pinned"] is not None else ""
+
+
+def show(arguments: Arguments) -> int:
+    """`argosy checkpoint show STORE [STEP]`."""
+    with _folder(arguments) as folder:
+        manifest = folder.manifest
+        facts: dict[str, Any] = {
+            "path": str(folder.path),
+            "step": manifest.step,
+            "run": manifest.run,
+            "saved_at": manifest.saved_at,
+            "writer": manifest.writer,
+            "parent": manifest.parent.step if manifest.parent else None,
+            "world": manifest.world.get("size"),
+            "metrics": manifest.metrics,
+            "tensors": len(manifest.tensors),
+            "aliases": len(manifest.aliases),
+            "bytes": sum(record.size for record in manifest.files.values()),
+            "signed": signatures.is_signed(folder),
+        }
+        files = [_file_row(name, record) for name, record in manifest.files.items()]
+        tensors = [
+            {"name": name, "class": one.kind, "dtype": one.dtype, "shape": list(one.shape)}
+            for name, one in manifest.tensors.items()
+        ]
+        values = folder.trees() if arguments.get("values") else None
+    if arguments.get("json"):
+        more: dict[str, Any] = {"tensors": tensors} if arguments.get("tensors") else {}
+        more |= {"values": values} if values is not None else {}
+        print(json.dumps({**facts, "files": files, **more}))
+        return 0
+    paint = Paint(sys.stdout)
+    facts["bytes"] = size(facts["bytes"])
+    facts["saved_at"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at))
+    for name, value in facts.items():
+        print(f"{paint(f'{name:<10}', 'dim')} {'-' if value in (None, '', {}) else value}")
+    print()
+    rows = [[one["name"], one["class"], size(one["bytes"]), one["from"] or ""] for one in files]
+    print(render_table(["FILE", "CLASS", "SIZE", ""], rows, paint), end="")
+    if arguments.get("tensors"):
+        print()
+        rows = [
+            [t["name"], t["class"], t["dtype"], "×".join(map(str, t["shape"]))] for t in tensors
+        ]
+        print(render_table(["TENSOR", "CLASS", "DTYPE", "SHAPE"], rows, paint), end="")
+    if values is not None:
+        print("\n" + json.dumps(values, indent=1, ensure_ascii=False))
+    return 0
+
+
+def _file_row(name: str, record: Any) -> dict[str, Any]:
+    origin = f"as in step {record.origin.step}" if record.origin else None
+    return {"name": name, "class": record.kind, "bytes": record.size, "from": origin}
+
+
+def verify(arguments: Arguments) -> int:
+    """`argosy checkpoint verify STORE [STEP]`."""
+    listing, step = _target(arguments)
+    steps = (
+        listing.steps() if arguments.get("all") else [_newest(listing) if step is None else step]
+    )
+    keys = [signatures.read_public(Path(one)) for one in arguments.get("key", [])]
+    reports = []
+    for one in steps:
+        with byte_bar(f"verifying step {one}", _bytes_of(listing, one)) as progress:
+            report = listing.verify(one, progress=progress)
+        if keys and report.is_good:
+            _check_signature(listing, one, keys, report)
+        reports.append(report)
+    told = [{**msgspec.to_builtins(report), "is_good": report.is_good} for report in reports]
+    if arguments.get("json"):
+        print(json.dumps({"store": str(listing.path), "checkpoints": told}))
+    else:
+        for report in reports:
+            verdict = f"whole, {size(report.bytes_read)} read" if report.is_good else "damaged"
+            print(f"step {report.step}: {verdict}")
+            for fault in report.faults:
+                print(f"  {fault}")
+    return 0 if all(report.is_good for report in reports) else CheckpointDamaged.exit_code
+
+
+def _check_signature(listing: Listing, step: int, keys: list[bytes], report: Report) -> None:
+    try:
+        with listing.folder(step) as folder:
+            signatures.check(folder, keys)
+    except ArgosyError as failure:
+        report.faults.append(failure.what)
+
+
+def diff(arguments: Arguments) -> int:
+    """`argosy checkpoint diff STORE FIRST SECOND`."""
+    listing = _store(arguments.words[0])
+    paths = [str(_directory(listing, word)) for word in arguments.words[1:]]
+    found = run_task({"task": "diff", "paths": paths}, "comparing")
+    if arguments.get("json"):
+        print(json.dumps(found))
+        return 0
+    paint = Paint(sys.stdout)
+    changed = sorted(found["changed"], key=lambda one: (-one["max_abs"], one["name"]))
+    shown = changed if arguments.get("all") else changed[:_SHOWN]
+    print(
+        f"step {found['first']} to {found['second']}: {len(changed)} tensors changed, {found['unchanged']} did not"
+    )
+    if shown:
+        rows = [
+            [
+                one["name"],
+                f"{one['max_abs']:.4g}",
+                "-" if one["max_ulp"] is None else f"{one['max_ulp']:.0f}",
+                f"{one['changed_share']:.2%}",
+            ]
+            for one in shown
+        ]
+        print(render_table(["TENSOR", "MAX ABS", "ULP", "CHANGED"], rows, paint), end="")
+    if len(shown) < len(changed):
+        print(f"{len(changed) - len(shown)} more; --all shows them")
+    for what in ("only_first", "only_second", "reshaped"):
+        if found[what]:
+            print(f"{what.replace('_', ' in ')}: {_few(found[what])}")
+    if found["stuck"]:
+        print(paint(f"alarm: trained and unchanged: {_few(found['stuck'])}", "red"))
+    return 0
+
+
+def export(arguments: Arguments) -> int:
+    """`argosy checkpoint export STORE [STEP]`."""
+    out = arguments.get("out")
+    if not out:
+        raise ConfigError("--out says what to make", fix="example: --out model-hf")
+    if Path(out).exists():
+        raise ConfigError(f"{out} exists and is not replaced", fix="choose another path")
+    listing, step = _target(arguments)
+    path = listing.directory_of(_newest(listing) if step is None else step)
+    request = {"task": "export", "paths": [str(path), str(Path(out).absolute())]}
+    request["form"] = _form(arguments) or "hf"
+    if arguments.get("dtype"):
+        request["dtype"] = arguments.get("dtype")
+    if arguments.get("key"):
+        request["key"] = arguments.get("key")
+    found = run_task(request, f"exporting {path.name}")
+    if arguments.get("json"):
+        print(json.dumps(found))
+    else:
+        print(f"{out}: step {found['step']} as {found['form']}, {size(found['bytes'])}")
+    return 0
+
+
+def take_in(arguments: Arguments) -> int:
+    """`argosy checkpoint import STORE SOURCE`."""
+    store, source = (Path(word).absolute() for word in arguments.words)
+    request = {
+        "task": "import",
+        "paths": [str(source), str(store)],
+        "step": arguments.get("step", 0),
+        "form": _form(arguments),
+    }
+    found = run_task(request, f"importing {source.name}")
+    if arguments.get("json"):
+        print(json.dumps(found))
+    else:
+        print(
+            f"{store / names.step_name(found['step'])}: {found['tensors']} tensors from {found['form']}, {size(found['bytes'])}"
+        )
+    return 0
+
+
+def pin(arguments: Arguments) -> int:
+    """`argosy checkpoint pin STORE STEP`."""
+    listing = _store(arguments.words[0])
+    step = _step(arguments.words[1])
+    if arguments.get("remove"):
+        listing.unpin(step)
+    else:
+        listing.pin(step, arguments.get("why", ""))
+    if arguments.get("json"):
+        print(json.dumps({"step": step, "pinned": listing.pins().get(step)}))
+    else:
+        print(f"step {step} is {'no longer ' if arguments.get('remove') else ''}pinned")
+    return 0
+
+
+def gc(arguments: Arguments) -> int:
+    """`argosy checkpoint gc STORE`."""
+    listing = _store(arguments.words[0])
+    hours = arguments.get("older_than")
+    keep = check(
+        Keep(
+            last=arguments.get("last"),
+            every=arguments.get("every"),
+            best=arguments.get("best"),
+            best_is_highest=bool(arguments.get("highest")),
+            expire_seconds=None if hours is None else hours * 3600,
+            free_bytes=arguments.get("free", 0),
+        )
+    )
+    is_dry = bool(arguments.get("dry"))
+    store = Store(listing.path)
+    try:
+        store.lock("argosy checkpoint gc")
+        found = cleaning.collect(store, listing, is_dry=is_dry)
+        cleaned = cleaning.clean(store, listing, keep, verify=_watched(listing), is_dry=is_dry)
+    finally:
+        store.close()
+    cleaned.leftovers, cleaned.idle_pins = found.leftovers, found.idle_pins
+    if arguments.get("json"):
+        print(json.dumps({"dry": is_dry, **msgspec.to_builtins(cleaned)}))
+    else:
+        _tell_cleaned(cleaned, is_dry)
+    return 0
+
+
+def _tell_cleaned(cleaned: Cleaned, is_dry: bool) -> None:
+    would = "would go" if is_dry else "removed"
+    for name in cleaned.leftovers:
+        print(f"{name}: {would}: left by a session that has ended")
+    for step in cleaned.idle_pins:
+        print(f"pin of step {step}: {would}: there is no such checkpoint")
+    for one in cleaned.removed:
+        print(f"step {one.step}: {would}: {one.why}")
+    for text in cleaned.damaged:
+        print(f"left alone: {text}")
+    print(
+        f"{len(cleaned.removed)} checkpoints {would}, {size(cleaned.freed_bytes)}"
+        + (
+            f"; step {cleaned.verified} was read and is whole"
+            if cleaned.verified is not None
+            else ""
+        )
+    )
+
+
+def _watched(listing: Listing) -> Any:
+    def verify_one(step: int) -> Report:
+        with byte_bar(f"verifying step {step}", _bytes_of(listing, step)) as progress:
+            return listing.verify(step, progress=progress)
+
+    return verify_one
+
+
+def _store(word: str) -> Listing:
+    """A store that is there."""
+    path = Path(word)
+    if not path.is_dir():
+        raise NotFoundError(
+            f"{word} is no directory", fix="give the directory that a run saves into"
+        )
+    if names.step_of(path.absolute().name) is not None:
+        path = path.absolute().parent
+    return Listing(path)
+
+
+def _target(arguments: Arguments) -> tuple[Listing, int | None]:
+    """The store, and the step that was named: by a word of its own or by its directory."""
+    listing = _store(arguments.words[0])
+    if len(arguments.words) > 1:
+        return listing, _step(arguments.words[1])
+    return listing, names.step_of(Path(arguments.words[0]).absolute().name)
+
+
+def _folder(arguments: Arguments) -> Folder:
+    listing, step = _target(arguments)
+    return listing.folder(_newest(listing) if step is None else step)
+
+
+def _directory(listing: Listing, word: str) -> Path:
+    """A step of the store, or a directory."""
+    if not word.isdigit() and Path(word).is_dir():
+        return Path(word).absolute()
+    return listing.directory_of(_step(word)).absolute()
+
+
+def _step(word: str) -> int:
+    step = names.step_of(Path(word).name)
+    if step is not None:
+        return step
+    if not word.isdigit():
+        raise ConfigError(f"{word!r} is no step", fix="a step is a whole number, e.g. 1000")
+    return names.check_step(int(word))
+
+
+def _newest(listing: Listing) -> int:
+    newest = next(iter(listing.candidates()), None)
+    if newest is None:
+        raise NotFoundError(
+            f"{listing.path} has no checkpoint", fix="give the directory that a run saves into"
+        )
+    return newest
+
+
+def _bytes_of(listing: Listing, step: int) -> int:
+    try:
+        with listing.folder(step) as folder:
+            return sum(record.size for record in folder.manifest.files.values())
+    except ArgosyError:
+        return 0
+
+
+def _form(arguments: Arguments) -> str | None:
+    form: str | None = arguments.get("form")
+    if form is not None and form not in _FORMS:
+        raise ConfigError(f"--form {form!r} is not known", fix=f"one of {', '.join(_FORMS)}")
+    return form
+
+
+def _few(found: list[str]) -> str:
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")

@@ -1,0 +1,132 @@
+"""`argosy checkpoint`: what it prints, what it ends with, what it leaves."""
+
+import contextlib
+import io
+import json
+import os
+
+import pytest
+import torch
+
+from argosy.checkpoint import Checkpointer
+from argosy.cli.app import main
+
+
+def argosy(*words):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["checkpoint", *map(str, words)])
+    return code, out.getvalue(), err.getvalue()
+
+
+def asked(*words):
+    code, out, err = argosy(*words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.fixture
+def store(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(128, 256)
+    optimizer = torch.optim.SGD([{"params": model.parameters()}], lr=0.1, momentum=0.9)
+    path = tmp_path / "store"
+    with Checkpointer(path) as checkpointer:
+        for step in range(1, 5):
+            model(torch.ones(2, 128)).sum().backward()
+            optimizer.step()
+            if step == 4:
+                model.weight.grad = None
+                with torch.no_grad():
+                    model.bias.add_(1.0)
+            state = {"model": model, "optimizer": optimizer}
+            checkpointer.save(step, state, metrics={"loss": abs(step - 2.0)})
+    return path
+
+
+def test_a_listing_shows_steps_metrics_pins_and_damage(store):
+    assert argosy("pin", store, 2, "--why", "the best")[0] == 0
+    (store / "step-000000001" / "MANIFEST.json").write_text("{}")
+    rows = asked("ls", store)["checkpoints"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[1]["pinned"] == "the best"
+    assert rows[1]["metrics"] == {"loss": 0.0}
+    assert "checksum" in rows[0]["fault"]
+    text = argosy("ls", store)[1]
+    assert "pinned: the best" in text
+    assert "damaged" in text
+
+
+def test_show_tells_tensors_and_values(store):
+    found = asked("show", store, 3, "--tensors", "--values")
+    assert found["step"] == 3
+    assert found["parent"] == 2
+    assert {"name": "weight", "class": "model", "dtype": "F32", "shape": [256, 128]} in found[
+        "tensors"
+    ]
+    assert found["values"]["optimizer"]["groups"][0]["lr"] == 0.1
+    assert asked("show", store)["step"] == 4
+    assert "weight" in argosy("show", store / "step-000000002", "--tensors")[1]
+
+
+def test_verify_ends_with_65_and_names_the_tensor(store):
+    assert argosy("verify", store, "--all")[0] == 0
+    file = store / "step-000000003" / "model-00001-of-00001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 4
+    file.unlink()
+    file.write_bytes(data)
+    code, out, _ = argosy("verify", store, 3)
+    assert code == 65
+    assert "in them: " in out
+    assert argosy("verify", store)[0] == 0
+
+
+def test_cleaning_up_keeps_the_last_the_best_and_the_pinned(store):
+    argosy("pin", store, 1)
+    (store / ".staging-000000009-dead").mkdir()
+    dry = asked("gc", store, "--last", 1, "--best", "loss", "--dry")
+    assert [one["step"] for one in dry["removed"]] == [3]
+    assert dry["leftovers"] == [".staging-000000009-dead"]
+    assert (store / ".staging-000000009-dead").exists()
+    code, out, _ = argosy("gc", store, "--last", 1, "--best", "loss")
+    assert code == 0
+    assert "step 4 was read and is whole" in out
+    assert Checkpointer(store).steps() == [1, 2, 4]
+    assert not (store / ".staging-000000009-dead").exists()
+    assert argosy("pin", store, 1, "--remove")[0] == 0
+    assert asked("gc", store, "--last", 1)["verified"] == 4
+    assert Checkpointer(store).steps() == [4]
+    assert asked("gc", store)["removed"] == []
+
+
+def test_cleaning_up_is_refused_while_a_run_saves_there(store):
+    with Checkpointer(store, run="mine") as checkpointer:
+        checkpointer.save(9, {"x": 1})
+        code, _, err = argosy("gc", store, "--last", 1)
+    assert code == 64
+    assert "is being saved into" in err
+    assert "fix:" in err
+
+
+def test_steps_and_stores_that_are_not_there_are_66(store, tmp_path):
+    assert argosy("show", store, 77)[0] == 66
+    assert argosy("ls", tmp_path / "nowhere")[0] == 66
+    os.mkdir(tmp_path / "empty")
+    assert argosy("verify", tmp_path / "empty")[0] == 66
+    assert argosy("show", store, "newest")[0] == 64
+    assert argosy("pin", store, 77)[0] == 66
+
+
+def test_differences_and_exports_are_made_by_a_process_with_torch(store, tmp_path):
+    found = asked("diff", store, 3, 4)
+    changed = {one["name"]: one for one in found["changed"]}
+    assert changed["bias"]["changed_share"] == 1.0
+    assert changed["bias"]["max_abs"] >= 0.5
+    assert changed["bias"]["max_ulp"] > 1000
+    code, out, err = argosy("export", store, 4, "--out", tmp_path / "hf", "--form", "h5")
+    assert (code, out) == (64, "")
+    assert "fix: one of hf" in err
+    code, out, err = argosy("export", store, 4, "--out", store)
+    assert code == 64
+    assert "exists" in err
