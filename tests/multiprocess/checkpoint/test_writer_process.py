@@ -82,7 +82,8 @@ def test_a_killed_writer_is_an_error_and_the_next_save_has_another(tmp_path):
         checkpointer.save(1, {"x": value(1)})
         handle = checkpointer.save(2, {"x": value(2)}, wait=False)
         handle.wait("staged", timeout=30)
-        assert (killed := checkpointer._background._writer.writer_pid)
+        killed = checkpointer._background._writer.writer_pid
+        assert killed
         os.kill(killed, signal.SIGKILL)
         with pytest.raises(WriterLost, match=f"process {killed} has ended"):
             handle.wait(timeout=30)
@@ -146,7 +147,8 @@ def test_kills_at_any_moment_lose_no_staged_step_and_leave_no_process(tmp_path):
         os.close(reading)
         is_writer_killed = trial % 7 == 6
         if is_writer_killed:
-            assert (writer := other.writer_pid)
+            writer = other.writer_pid
+            assert writer
             os.kill(writer, signal.SIGKILL)
         x = torch.zeros(70_000)
         with Checkpointer(tmp_path) as checkpointer:
