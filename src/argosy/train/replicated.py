@@ -136,7 +136,7 @@ class Replicated(Transaction):
             if found is not None:
                 self._wait_turn(place, turn)
         self._turn, self._pids, self._calls = turn, frozenset(found), []
-        self.__dict__.pop("_mine", None)
+        self._holdings.forget()
         self._load()
 
     def _wait_turn(self, place: Callable[[], tuple[int, int]], turn: int) -> None:
@@ -192,7 +192,7 @@ class Replicated(Transaction):
             self._layout.num_elements
         )  # user code may keep gradients of the last one
         pages = list(range(self._layout.num_pages))
-        partials = self._of_gradients(pages, self._exchange.reduce(gathered, pages, flat))
+        partials = self._advance.norms_of(pages, self._exchange.reduce(gathered, pages, flat))
         self._injector.pass_by("vote", work.step)
         ledger = self._memories.version(self._state.current()[1]).ledger
         outcome = self._judge.judge(work.step, gathered.terms, partials, ledger, attempt)
@@ -239,7 +239,7 @@ class Replicated(Transaction):
             self.replica.store(new, names)
             if image is not None:
                 _store_share(image, new, names)
-            if self._has_first(0, names):
+            if self._holdings.is_first_among(0, names):
                 ledger = self._next_ledger(old, old, work, outcome)
                 new.set_result(0, outcome)
                 new.ledger = {**ledger, IMAGE: image.num_bytes} if image else ledger

@@ -10,31 +10,32 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from argosy.errors import ConfigError, GenerationChanged, MismatchError, PeerLost, RoundOver
 from argosy.move.exchange import Exchange, SlotClaim
-from argosy.move.gathered import Gathered, values_of
+from argosy.move.gathered import Gathered
 from argosy.move.layout import Layout
 from argosy.move.rounds import Round
 from argosy.move.trees import Node, nodes_of
 from argosy.train import audits, ledgers, recovery
+from argosy.train.advances import Advance
 from argosy.train.blocks import Blocks
 from argosy.train.crew import Crew, Moved, Stopped
 from argosy.train.feeding import Feeding
 from argosy.train.fixed import FixedCrew
+from argosy.train.holdings import Holdings
 from argosy.train.injection import Injector
 from argosy.train.integrity import Integrity
 from argosy.train.judgement import NOTHING, Judge, Outcome
-from argosy.train.lanes import BUFFER, Lanes, Loss, Terms
+from argosy.train.lanes import Lanes, Loss, Terms
 from argosy.train.memories import Memories, Version
 from argosy.train.patience import Patience
 from argosy.train.rewinds import Snapshots
 from argosy.train.settings import Settings
-from argosy.train.shares import owners_of_lanes, parameters_of, runs_of
+from argosy.train.shares import owners_of_lanes, runs_of
 from argosy.train.updates import Updater
 
 ATTEMPT_BITS = recovery.ATTEMPT_BITS
@@ -86,7 +87,6 @@ class Transaction:
         self._layout: Layout = exchange.layout
         self._memories = memories
         self._lanes = lanes
-        self._updaters = updaters
         self._settings = settings
         self._batch_of = batch_of
         self.before_failing: Callable[[], None] = lambda: None
@@ -99,7 +99,8 @@ class Transaction:
         self._snapshots = Snapshots(
             exchange.state, self._layout, memories, crew.roster, settings.guard
         )
-        self._gradients = torch.empty(self._layout.num_elements)
+        self._advance = Advance(self._layout, updaters, settings)
+        self._holdings = Holdings(self._layout, lambda: self.members, lambda: self.position)
         self._injector = Injector(crew.gang)
         self._fixed = None if settings.recovery else FixedCrew(crew)
         self.patience = Patience(
@@ -156,7 +157,7 @@ class Transaction:
     def settle(self) -> None:
         """Enter the membership that is there, and complete what a dead member left of the weights."""
         self.crew.settle(self.patience.wait)
-        self.__dict__.pop("_mine", None)
+        self._holdings.forget()
         self.refresh()
 
     def check_crew(self, step: int) -> None:
@@ -219,13 +220,13 @@ class Transaction:
         self._compute(work, round, loss, attempt)
         gathered = self._wait_lanes(round)
         self._audit(work, gathered, loss)
-        mine = self._pages(part)
-        partials = self._exchange.reduce(gathered, mine, self._gradients)
+        mine = self._holdings.pages(part)
+        partials = self._exchange.reduce(gathered, mine, self._advance.gradients)
         self._injector.pass_by("vote", work.step)
-        self._exchange.vote(round, mine, self._of_gradients(mine, partials))
+        self._exchange.vote(round, mine, self._advance.norms_of(mine, partials))
         votes = self.patience.wait(
             lambda deadline: self._exchange.wait_votes(round, deadline=deadline),
-            lambda: self._owners_of(self._exchange.unvoted(round)),
+            lambda: self._holdings.owners_of(self._exchange.unvoted(round)),
         )
         # Not the committed one's: a rank whose pages nobody waits for may be late. Spikes are of the first loss.
         ledger = {**old.ledger, "losses": []} if part else old.ledger
@@ -238,21 +239,11 @@ class Transaction:
 
     def _end_part(self, work: Work, part: int, round: Round) -> None:
         """Before another part takes the slots all pages of this one are done."""
-        if len(work.before(part)) + 1 < len(self._updaters):
+        if len(work.before(part)) + 1 < len(self._layout.pages_of_parts):
             self.patience.wait(
                 lambda deadline: self._state.wait_done(round, deadline=deadline),
-                lambda: self._owners_of(self._state.undone(work.version + 1)),
+                lambda: self._holdings.owners_of(self._state.undone(work.version + 1)),
             )
-
-    def _of_gradients(self, pages: list[int], partials: list[float]) -> list[float]:
-        """What pages add to the norm of the gradient: of a buffer nothing, unless it is not finite."""
-        first = self._first_buffer_page
-        return [p if page < first else p - p for page, p in zip(pages, partials, strict=True)]
-
-    @cached_property
-    def _first_buffer_page(self) -> int:
-        buffers = [p.name for p in self._layout.parameters if p.name.startswith(BUFFER)]
-        return self._layout.pages_of(buffers[0])[0] if buffers else self._layout.num_pages
 
     def _exchange_attempt(self, work: Work) -> int:
         return self.crew.roster.attempt_of(work.version)
@@ -382,14 +373,15 @@ class Transaction:
         def fill(new: Version, names: list[str]) -> None:
             if outcome["verdict"] == "go":
                 assert gathered is not None
-                self._advance(part, old, new, names, gathered, outcome["scale"], work.step)
+                touched, scale = gathered.touched, outcome["scale"]
+                self._advance.write(part, (old, new), names, touched, scale, work.step)
             else:
                 new.copy_from(source, *names)
             if outcome["verdict"] == "rewind":
                 self._snapshots.undo(work.before(part), source, new)
                 if work.before(part):
                     new.ledger = self._next_ledger(old, source, work, outcome)
-            if self._has_first(part, names):
+            if self._holdings.is_first_among(part, names):
                 new.set_result(part, outcome)
                 if part == 0:
                     new.ledger = self._next_ledger(old, source, work, outcome)
@@ -402,21 +394,14 @@ class Transaction:
         self, version: int, fill: Callable[[Version, list[str]], None], part: int | None = None
     ) -> None:
         """Let `fill(new, names)` make those of this rank's parameters that the next version lacks, of one part or of all."""
-        mine = self._mine if part is None else [self._mine[part]]
-        undone = set(self._state.undone(version))
-        pages_of = self._layout.pages_of
-        names = [n for each in mine for n in each if not undone.isdisjoint(pages_of(n))]
+        names = self._holdings.mine_among(self._state.undone(version), part)
         if not names:
             return
         slot = self.patience.wait(
             lambda deadline: self._state.begin(version, deadline=deadline), self._pinning
         )
         fill(self._memories.version(slot), names)
-        self._state.mark_done(version, [page for name in names for page in pages_of(name)])
-
-    def _has_first(self, part: int, names: list[str]) -> bool:
-        first = self._layout.parameter_of(self._layout.pages_of_part(part)[0])
-        return self._layout.parameters[first].name in names
+        self._state.mark_done(version, self._holdings.pages_of(names))
 
     def _next_ledger(
         self, old: Version, source: Version, work: Work, outcome: Outcome
@@ -425,46 +410,6 @@ class Transaction:
             return ledgers.after_rewind(old.ledger, source.ledger, work.step, work.index)
         guard = self._settings.guard
         return ledgers.after_step(old.ledger, work.step, work.ledger(), outcome, guard)
-
-    def _advance(
-        self,
-        part: int,
-        old: Version,
-        new: Version,
-        names: list[str],
-        gathered: Gathered,
-        scale: float,
-        step: int,
-    ) -> None:
-        gradients: dict[str, torch.Tensor | None] = {}
-        found: list[torch.Tensor] = []
-        for name in names:
-            flat = self._sums[name]
-            if name.startswith(BUFFER):
-                _average(old, new, name, flat, self._layout.num_lanes)
-            elif name in gathered.touched:
-                gradients[name] = flat
-                found.append(flat)
-            else:
-                gradients[name] = None
-        if found:
-            torch._foreach_mul_(found, scale)
-        schedule = self._settings.schedule
-        self._updaters[part].update(old, new, gradients, schedule(step) if schedule else 1.0)
-        if self._settings.ema is not None:
-            for name in gradients:
-                torch.lerp(
-                    old.tensor(name, "ema"),
-                    new.tensor(name),
-                    1.0 - self._settings.ema,
-                    out=new.tensor(name, "ema"),
-                )
-
-    @cached_property
-    def _sums(self) -> dict[str, torch.Tensor]:
-        """Where each parameter's elements are added up over all lanes."""
-        layout = self._layout
-        return {p.name: values_of(self._gradients, layout, p.name) for p in layout.parameters}
 
     # --- the flip -----------------------------------------------------------------------------
 
@@ -478,67 +423,26 @@ class Transaction:
         if self._state.current()[0] < version:
             self.patience.wait(
                 lambda deadline: self._state.wait_flip(version, deadline=deadline),
-                lambda: self._owners_of(self._state.undone(version)),
+                lambda: self._holdings.owners_of(self._state.undone(version)),
             )
 
     def refresh(self) -> int:
         """Derive this rank's share of the weights from the committed version, and wait for the others'; its slot."""
         version, slot = self._state.current()
-        stale = set(self._state.unrefreshed(version))
+        stale = self._state.unrefreshed(version)
         if stale:
-            names = [
-                name
-                for part in self._mine
-                for name in part
-                if not stale.isdisjoint(self._layout.pages_of(name))
-            ]
+            names = self._holdings.mine_among(stale)
             self._memories.refresh(slot, names)
-            pages = [page for name in names for page in self._layout.pages_of(name)]
-            self._state.mark_refreshed(version, pages)
+            self._state.mark_refreshed(version, self._holdings.pages_of(names))
         self.patience.wait(
             lambda deadline: self._state.wait_refreshed(version, deadline=deadline),
-            lambda: self._owners_of(self._state.unrefreshed(version)),
+            lambda: self._holdings.owners_of(self._state.unrefreshed(version)),
         )
         self._snapshots.keep(version, slot)
         if self._integrity is not None:
             self._integrity.note()
         return slot
 
-    # --- shares -------------------------------------------------------------------------------
-
-    @cached_property
-    def _mine(self) -> list[list[str]]:
-        """The names that this rank updates, by part; found anew when the membership changes."""
-        num_parts = len(self._layout.pages_of_parts)
-        return [self._names_of(self.position, part) for part in range(num_parts)]
-
-    def _names_of(self, position: int, part: int) -> list[str]:
-        layout = self._layout
-        names = layout.parts[part] if layout.parts else [p.name for p in layout.parameters]
-        costs = {name: layout.parameters[layout.indices[name]].room for name in names}
-        return parameters_of(position, len(self.members), costs)
-
-    def _pages(self, part: int) -> list[int]:
-        return [page for name in self._mine[part] for page in self._layout.pages_of(name)]
-
-    def _owners_of(self, pages: list[int]) -> list[int]:
-        wanted = set(pages)
-        found = []
-        for position, rank in enumerate(self.members):
-            for part in range(len(self._layout.pages_of_parts)):
-                names = self._names_of(position, part)
-                if any(not wanted.isdisjoint(self._layout.pages_of(name)) for name in names):
-                    found.append(rank)
-                    break
-        return found
-
     def _pinning(self) -> list[int]:
         """The members that pin versions."""
         return [rank for rank in self._state.pins() if rank in self.crew.members]
-
-
-def _average(old: Version, new: Version, name: str, flat: torch.Tensor, num_lanes: int) -> None:
-    """A buffer's next value: the mean over the lanes; of integers lane 0's."""
-    target = new.tensor(name)
-    value = flat.view(target.shape)
-    target.copy_(value / num_lanes if target.is_floating_point() else value)
