@@ -1,6 +1,6 @@
 """`python -m benchmarks NAME [--json] [--quick]`: progress on stderr, the last line on stdout is one JSON object.
 
-`exact`, `recover` and `train` also take `--only SECTION,…`, `--trials N` and `--seed N`.
+`checkpoint`, `exact`, `recover` and `train` also take `--only SECTION,…`, `--trials N` and `--seed N`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import sys
 
 from benchmarks import (
+    checkpoint,
     collectives,
     exact,
     exchange,
@@ -22,6 +23,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {
+    "checkpoint": checkpoint.run,
     "collectives": collectives.run,
     "exact": exact.run,
     "exchange": exchange.run,
@@ -31,7 +33,7 @@ BENCHMARKS = {
     "supervise": supervise.run,
     "train": train.run,
 }
-CHOOSABLE = ("exact", "recover", "train")
+CHOOSABLE = ("checkpoint", "exact", "recover", "train")
 
 
 def main() -> int:

@@ -231,7 +231,13 @@ class Background:
         elif isinstance(answer, Durable):
             task.prepared.staging.leave()
             task.handle.written_bytes = task.handle.total_bytes
-            self._durable(task, answer.crc32c, cpu_seconds=answer.cpu_seconds)
+            self._durable(
+                task,
+                answer.crc32c,
+                writer_seconds=answer.seconds,
+                writer_cpu_seconds=answer.cpu_seconds,
+                gate_seconds=task.copy.waited_seconds,
+            )
         else:
             failure = client.error_of(answer)
             if isinstance(failure, WriterLost):

@@ -8,6 +8,7 @@ snapshot is never kept. Knows nothing of files and writers.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from bisect import bisect_right
 from collections import deque
@@ -76,6 +77,8 @@ class Copy:
         self.is_over = threading.Event()
         """Copied or given up: everything may change."""
         self.failure: BaseException | None = None
+        self.waited_seconds = 0.0
+        """How long training has waited for it."""
 
     def run(self, address: int) -> None:
         """Copy everything; SnapshotTorn when something has changed meanwhile."""
@@ -107,10 +110,12 @@ class Copy:
 
     def help(self) -> None:
         """Wait for its end, and work on it meanwhile: for the thread that wants to change what is copied."""
+        begun = time.monotonic()
         self._is_ready.wait()
         if self._address is not None:
             self._work(self._late)
         self.is_over.wait()
+        self.waited_seconds += time.monotonic() - begun
 
     def _work(self, numbers: deque[int]) -> None:
         assert self._address is not None
