@@ -5,6 +5,11 @@ Who loads asks here which checkpoint to try next; who may delete is decided by r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from argosy.checkpoint import signatures
+from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.listings import Listing, check_step
 from argosy.checkpoint.opened import Opened
 
@@ -12,8 +17,22 @@ from argosy.checkpoint.opened import Opened
 class Catalogue(Listing):
     """A store, seen from outside, with tensors."""
 
+    def __init__(self, path: Path | str, *, files: Files = FILES) -> None:
+        super().__init__(path, files=files)
+        self._keys: list[bytes] = []
+
+    def trust(self, public_keys: Sequence[Path]) -> None:
+        """Open only what was signed by one of these keys."""
+        self._keys = [signatures.read_public(one) for one in public_keys]
+
     def open(self, step: int) -> Opened:
         """A checkpoint; NotFoundError names those that are there."""
         opened = Opened(self.directory_of(step), files=self.files)
-        check_step(opened, step)
+        try:
+            check_step(opened, step)
+            if self._keys:
+                signatures.check(opened, self._keys)
+        except BaseException:
+            opened.close()
+            raise
         return opened

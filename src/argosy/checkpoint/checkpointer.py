@@ -76,6 +76,7 @@ class Checkpointer:
         self._schedule = Schedule(Interval(), self._group)
         self._store: Store | None = None
         self._parent: Parent | None = None
+        self._signing_key = ""
         self._settings = Settings(
             files=files, threads=self._writing.threads, shards=self._writing.shards
         )
@@ -125,6 +126,7 @@ class Checkpointer:
         if self._background is not None:
             self._background.wait() if wait else self._background.raise_failed()
         self._say("requested", step, begun)
+        self._schedule.requested(step)
         facts = Facts(
             step=step,
             run=self._run,
@@ -132,6 +134,7 @@ class Checkpointer:
             world=self._group.size,
             metrics=dict(metrics or {}),
             attachments=dict(attachments or {}),
+            signing_key=self._signing_key,
         )
 
         def gather() -> Book:
@@ -152,6 +155,7 @@ class Checkpointer:
                     one for one in state.values() if isinstance(one, torch.optim.Optimizer)
                 ]
                 self._saves().save(prepared, handle, optimizers)
+                self._schedule.saved(time.monotonic() - begun)
                 return handle
             data = saving.save_together(store, facts, gather, self._group, self._settings)
         except BaseException as failure:
@@ -159,6 +163,7 @@ class Checkpointer:
             raise
         crc32c = None if data is None else manifests.crc_of(data)
         self._become_durable(step, crc32c, begun)
+        self._schedule.saved(time.monotonic() - begun)
         return path
 
     def _become_durable(self, step: int, crc32c: int | None, begun: float) -> None:
@@ -168,7 +173,6 @@ class Checkpointer:
             crc32c = manifests.crc_of(data)
         self._parent = Parent(step=step, crc32c=crc32c)
         self._say("durable", step, begun)
-        self._schedule.saved(step, time.monotonic() - begun)
         if self._group.rank == 0:
             self.cleaner.start(self._opened_store(), step)
 
@@ -233,6 +237,14 @@ class Checkpointer:
             except ArgosyError as failure:
                 first = first or failure
         raise first or NotFoundError(f"{self.path} has no checkpoint", fix="save one first")
+
+    def sign_with(self, private_key: Path | str) -> None:
+        """Sign every save with the Ed25519 key in this PEM file; the process that commits reads it."""
+        self._signing_key = str(Path(private_key).absolute())
+
+    def trust(self, *public_keys: Path | str) -> None:
+        """From now on open and load only what was signed by one of these keys."""
+        self.catalogue.trust([Path(one) for one in public_keys])
 
     def is_due(self, step: int) -> bool:
         """Whether it is time to save, by what saves have cost and how often something fails; all ranks ask at every step."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from argosy.checkpoint import changes, collection, retention
+from argosy.checkpoint import changes, collection, names, retention
 from argosy.checkpoint.commits import Store
 from argosy.checkpoint.listings import Listing, Report
 from argosy.checkpoint.retention import Keep, Known, Removal
@@ -71,7 +71,7 @@ def clean(
     known, found.damaged = survey(listing)
     now, free = time.time(), store.free_bytes()
     if retention.wants_verified(known, keep, now=now, free_bytes=free):
-        found.verified = _prove(known, verify or listing.verify, found.damaged)
+        found.verified = _prove(listing, known, verify or listing.verify, found.damaged)
     if found.verified is None:
         return found
     planned = retention.plan(known, keep, {found.verified}, now=now, free_bytes=free)
@@ -100,13 +100,19 @@ def collect(store: Store, listing: Listing, *, is_dry: bool = False) -> Cleaned:
     return found
 
 
-def _prove(known: list[Known], verify: Callable[[int], Report], damaged: list[str]) -> int | None:
+def _prove(
+    listing: Listing,
+    known: list[Known],
+    verify: Callable[[int], Report],
+    damaged: list[str],
+) -> int | None:
     """The newest whose every byte is right."""
     for one in sorted(known, key=lambda one: -one.step):
         report = verify(one.step)
         if report.is_good:
             return one.step
         damaged.append(f"step {one.step}: {report.faults[0]}")
+        (listing.path / names.damaged_name(one.step)).touch()
         _LOG.warning("step %d is damaged and not counted: %s", one.step, report.faults[0])
     return None
 
@@ -118,6 +124,7 @@ class Cleaner:
         self._listing = listing
         self._keep = None if keep is None else retention.check(keep)
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
         self.last: Cleaned | None = None
         self.failure: ArgosyError | None = None
         self.stuck: list[str] = []
@@ -125,19 +132,23 @@ class Cleaner:
 
     def start(self, store: Store, step: int) -> None:
         """Begin; the store must stay open and locked until `wait` returns."""
-        self.wait()
-        self._thread = threading.Thread(
-            target=self._run, args=(store, step), name="argosy-cleaner", daemon=True
-        )
-        self._thread.start()
+        with self._lock:
+            before = self._thread
+            self._thread = threading.Thread(
+                target=self._run, args=(store, step, before), name="argosy-cleaner", daemon=True
+            )
+            self._thread.start()
 
     def wait(self) -> None:
         """Until the cleaning that is under way has ended."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
-    def _run(self, store: Store, step: int) -> None:
+    def _run(self, store: Store, step: int, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
         try:
             self._compare(step)
             if self._keep is not None:

@@ -98,6 +98,7 @@ class Store:
         except OSError as failure:
             raise directio.disk_error(failure, f"step {step} of {self.path} cannot be removed")
         shutil.rmtree(self.path / gone, ignore_errors=True)
+        (self.path / names.damaged_name(step)).unlink(missing_ok=True)
 
     def sweep(self, keep: str = "") -> list[str]:
         """Remove what earlier sessions left half done; only the holder of the lock may. `keep` is this session's nonce."""

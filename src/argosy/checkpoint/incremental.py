@@ -170,7 +170,9 @@ def _checksums(
 
 
 def _base_of(staging: Staging, parent: Parent, files: Files) -> Folder | None:
-    """The parent's manifest, if it is still the one that the run saved."""
+    """The parent's manifest, if it is still the one that the run saved, and not known to be damaged."""
+    if (staging.store.path / names.damaged_name(parent.step)).exists():
+        return None
     try:
         base = Folder(staging.store.path / names.step_name(parent.step), files=files)
     except ArgosyError:

@@ -69,6 +69,11 @@ def socket_name(host: str) -> str:
     return f".writer-{re.sub(r'[^A-Za-z0-9.-]', '_', host)[:40]}"
 
 
+def damaged_name(step: int) -> str:
+    """A mark beside a checkpoint that was read and is not whole: no file is linked from it."""
+    return f".damaged-{check_step(step):09d}"
+
+
 def leftover_of(name: str) -> tuple[str, int, str] | None:
     """("staging" or "removed", step, nonce) of a directory that is nobody's to read."""
     found = _STAGING.fullmatch(name)

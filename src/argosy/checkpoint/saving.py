@@ -79,9 +79,11 @@ def prepare(
     settings: Settings,
 ) -> Prepared:
     """Plan a save with the other members of the group, up to the first byte."""
+    # Alone, nobody need be told: then the store is locked and swept before anything is made in it.
+    early = gather() if group.is_alone else None
     staging = store.stage(facts.step, group.next_nonce())
     try:
-        mine = said_by(group.rank, facts.step, book := gather())
+        mine = said_by(group.rank, facts.step, book := early or gather())
         said = [mine]
         if not group.is_alone:
             board = FileBoard(staging.path)

@@ -1,6 +1,6 @@
 """When the next save is due, the same on all ranks: the interval of intervals.py, measured by rank 0 and told to the others.
 
-The ranks talk only when a new interval is set, after a save and once in the beginning; between those each counts steps. Owned by the checkpointer.
+The ranks talk only when a new interval is set, when a save begins and once in the beginning; between those each counts steps. Owned by the checkpointer.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Schedule:
         self._clock = clock
         self._since: tuple[int, float] | None = None
         self._next: int | None = None
+        self._saving_seconds = 0.0
 
     def is_due(self, step: int) -> bool:
         """Whether to save at this step; all ranks ask at every step."""
@@ -38,17 +39,23 @@ class Schedule:
             self._settle(self._since[0])
         return self._next is not None and step >= self._next
 
-    def saved(self, step: int, cost_seconds: float, durable_seconds: float = 0.0) -> None:
-        """A save has been made; its cost is not counted to the steps. All ranks call it."""
-        self._measure(step, cost_seconds)
-        self.interval.saw_save(cost_seconds, durable_seconds)
-        self._since = step, self._clock()
-        self._settle(step)
+    def requested(self, step: int) -> None:
+        """A save begins: all ranks call it there, and only there they talk."""
+        if self._since is not None:
+            self._measure(step)
+            self._since = step, self._clock()
+            self._settle(step)
 
-    def _measure(self, step: int, without_seconds: float = 0.0) -> None:
+    def saved(self, cost_seconds: float, durable_seconds: float = 0.0) -> None:
+        """What the save has cost training; it is not counted to the steps."""
+        self.interval.saw_save(cost_seconds, durable_seconds)
+        self._saving_seconds += cost_seconds
+
+    def _measure(self, step: int) -> None:
         if self._since is not None:
             first, at = self._since
-            self.interval.saw_steps(step - first, self._clock() - at - without_seconds)
+            self.interval.saw_steps(step - first, self._clock() - at - self._saving_seconds)
+            self._saving_seconds = 0.0
 
     def _settle(self, step: int) -> None:
         mine = msgspec.json.encode(step + self.interval.steps())
