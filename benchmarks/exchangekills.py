@@ -6,6 +6,7 @@ digests of a run that nobody disturbed.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import time
@@ -25,7 +26,7 @@ def measure(trials: int, *, seed: int) -> dict[str, Any]:
     """The metrics `exchange_peer_kill_trials`, `exchange_typed_errors_within_1s`, `exchange_torn_versions_seen`, `exchange_leaks`."""
     torch.set_num_threads(1)
     chance = random.Random(seed)
-    descriptors = set(os.listdir("/proc/self/fd"))
+    before = _held()
     counts = {"typed": 0, "torn": 0, "checked": 0}
     told_ms: list[float] = []
     digests = reference(LANES, 64)
@@ -33,15 +34,22 @@ def measure(trials: int, *, seed: int) -> dict[str, Any]:
     while done < trials:
         # Digests are known for so many versions; then a fresh exchange begins again at version 0.
         done += one_exchange(chance, trials - done, digests, counts, told_ms)
-    left = set(os.listdir("/proc/self/fd")) - descriptors
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return {
         "exchange_peer_kill_trials": trials,
         "exchange_typed_errors_within_1s": counts["typed"],
         "exchange_torn_versions_seen": counts["torn"],
         "exchange_versions_checked": counts["checked"],
-        "exchange_leaks": len(left) + len(children),
+        "exchange_leaks": len(_held() - before),
         "exchange_told_p99_ms": rounded(percentile(told_ms, 0.99), 1),
+    }
+
+
+def _held() -> set[str]:
+    """The descriptors and children of this process, without garbage that waits for its collection."""
+    gc.collect()
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {f"descriptor {each}" for each in os.listdir("/proc/self/fd")} | {
+        f"child {each}" for each in children
     }
 
 

@@ -5,8 +5,10 @@ Plain records with a few questions one may ask them; only `Supervisor.apply` cha
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from argosy.config.spec import Restart, RoleSpec
 from argosy.control.restarts import History, Life, classify, policy_of
@@ -114,6 +116,27 @@ class Process:
         return 0 if self.current is None else self.current.number + 1
 
 
+class Seat(NamedTuple):
+    """Where a rank sits: among those of its host, and its host among all."""
+
+    local_rank: int
+    local_size: int
+    group: int
+    num_groups: int
+
+
+def seats_of(hosts: Sequence[str]) -> list[Seat]:
+    """The seats of ranks, given each one's host."""
+    sizes = Counter(hosts)
+    groups = {host: place for place, host in enumerate(sizes)}
+    seated: Counter[str] = Counter()
+    seats = []
+    for host in hosts:
+        seats.append(Seat(seated[host], sizes[host], groups[host], len(groups)))
+        seated[host] += 1
+    return seats
+
+
 @dataclass(slots=True)
 class Role:
     """A role with all its processes; those with an index of count or more began as spares."""
@@ -125,6 +148,8 @@ class Role:
     history: History = field(default_factory=History)
     generation: int = 0
     members: list[int] = field(default_factory=list)
+    seats: list[Seat] = field(default_factory=list)
+    """Of the members, by rank."""
     formed_at: float = 0.0
     dropped: set[int] = field(default_factory=set)
     """Indices the gang goes on without."""

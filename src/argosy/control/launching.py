@@ -235,19 +235,17 @@ def _variable(key: str) -> str:
 
 def gang_environment(supervisor: Supervisor, role: Role, attempt: Attempt) -> dict[str, str]:
     """The variables torchrun gives a worker, and the generation."""
-    hosts = [role.processes[index].host for index in role.members]
-    groups = list(dict.fromkeys(hosts))
     rank = attempt.rank or 0
     size = len(role.members)
-    host = hosts[rank]
+    seat = role.seats[rank]
     return {
         "ARGOSY_GENERATION": str(attempt.generation),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(hosts[:rank].count(host)),
-        "LOCAL_WORLD_SIZE": str(hosts.count(host)),
-        "GROUP_RANK": str(groups.index(host)),
-        "GROUP_WORLD_SIZE": str(len(groups)),
+        "LOCAL_RANK": str(seat.local_rank),
+        "LOCAL_WORLD_SIZE": str(seat.local_size),
+        "GROUP_RANK": str(seat.group),
+        "GROUP_WORLD_SIZE": str(seat.num_groups),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(size),
         "ROLE_NAME": role.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from argosy.control.attempts import Attempt, Role
+from argosy.control.attempts import Attempt, Role, seats_of
 from argosy.control.restarts import (
     Life,
     Tally,
@@ -295,6 +295,7 @@ def fold_generation(role: Role, fact: GenerationFormed, at: float) -> None:
     role.dropped -= set(fact.members)
     role.size, role.is_resizing = len(fact.members), False
     role.generation, role.members, role.formed_at = fact.generation, list(fact.members), at
+    role.seats = seats_of([role.processes[index].host for index in fact.members])
     for rank, index in enumerate(fact.members):
         attempt = role.processes[index].alive
         if attempt is not None and not attempt.parked:

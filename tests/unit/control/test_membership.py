@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from argosy.config.spec import Backoff, Budget, RoleSpec, RunSpec, Submission
+from argosy.control.attempts import seats_of
 from argosy.control.coordinator import Coordinator
 from argosy.errors import InvariantError
 from argosy.protocol.facts import (
@@ -305,3 +306,12 @@ def test_what_may_end_in_another_way_is_started_again(reason):
     host.exit("train.1.0", code=1, error=error)
     host.exit("train.0.0", signal=15)
     assert len(host.facts(GenerationFormed)) == 2
+
+
+def test_ranks_are_seated_by_host_in_the_order_of_ranks():
+    assert seats_of(["a", "b", "a", "a"]) == [
+        (0, 3, 0, 2),
+        (0, 1, 1, 2),
+        (1, 3, 0, 2),
+        (2, 3, 0, 2),
+    ]
