@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
+import msgspec
+
 from argosy.checkpoint import (
     boards,
     directio,
@@ -83,13 +85,15 @@ def prepare(
     early = gather() if group.is_alone else None
     staging = store.stage(facts.step, group.next_nonce())
     try:
-        mine = said_by(group.rank, facts.step, book := early or gather())
+        mine = said_by(group.rank, facts, book := early or gather())
         said = [mine]
         if not group.is_alone:
             board = FileBoard(staging.path)
             told = boards.exchange(board, votes.SAID, votes.encode(mine), group)
             said = votes.decode_said(told)
         common = votes.merge(said)
+        # Ranks may hear at different times what has become durable; what is linked must be the same for all.
+        facts = msgspec.structs.replace(facts, parent=said[0].parent)
         image, duties = _plan(common, group, settings)
         if group.rank == 0:
             directio.check_space(settings.files, staging.fd, image.num_bytes, f"step {facts.step}")
@@ -100,7 +104,7 @@ def prepare(
     return Prepared(staging=staging, outline=outline, duties=duties, book=book)
 
 
-def said_by(rank: int, step: int, book: Book) -> Said:
+def said_by(rank: int, facts: Facts, book: Book) -> Said:
     """A process's own part."""
     found = []
     for entry in book.entries:
@@ -112,11 +116,12 @@ def said_by(rank: int, step: int, book: Book) -> Said:
         )
     return Said(
         rank=rank,
-        step=step,
+        step=facts.step,
         tensors=tuple(found),
         aliases=book.aliases,
         values=book.values,
         own_values=book.own_values,
+        parent=facts.parent,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from argosy.checkpoint.layouts import Wanted
+from argosy.checkpoint.manifests import Parent
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.shares import Holders
 from argosy.checkpoint.tables import Written
@@ -41,6 +42,8 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     aliases: dict[str, str]
     values: dict[str, Any]
     own_values: dict[str, Any]
+    parent: Parent | None = None
+    """The newest that this process knows to be durable; the lowest rank's counts."""
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):

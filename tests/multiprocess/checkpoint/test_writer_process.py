@@ -103,11 +103,14 @@ def test_ranks_of_a_host_share_a_writer_and_commit_one_checkpoint(tmp_path):
         with Checkpointer(tmp_path / "store", group=group) as checkpointer:
             own = whole[rank : rank + 1].clone()
             pieces = Pieces(whole.shape, [((rank, 0), own)])
-            for step in (1, 2):
-                handle = checkpointer.save(step, {"x": pieces}, wait=False)
-                own.zero_()
-                handle.wait(timeout=30)
+            handles = []
+            # Without waiting: the ranks hear at different times what is durable.
+            for step in range(1, 5):
                 own.copy_(whole[rank : rank + 1])
+                handles.append(checkpointer.save(step, {"x": pieces}, wait=False))
+                own.zero_()
+            for handle in handles:
+                handle.wait(timeout=30)
             tell(checkpointer._background._writer.writer_pid)
 
     children = [child_of(lambda tell, rank=rank: rank_of(rank, tell)) for rank in range(2)]
@@ -117,7 +120,8 @@ def test_ranks_of_a_host_share_a_writer_and_commit_one_checkpoint(tmp_path):
         os.close(reading)
     assert writers[0] == writers[1] is not None
     with Checkpointer(tmp_path / "store") as checkpointer:
-        for step in (1, 2):
+        assert checkpointer.steps() == [1, 2, 3, 4]
+        for step in (1, 4):
             assert checkpointer.catalogue.verify(step).faults == []
             with checkpointer.open(step) as opened:
                 assert torch.equal(opened.tensor("x").read(), whole)

@@ -32,7 +32,7 @@ from argosy.checkpoint.writer.messages import (
     Progress,
     Welcome,
 )
-from argosy.errors import ArgosyError, ClusterError
+from argosy.errors import ArgosyError, ClusterError, ProtocolError
 
 Told = Callable[[Progress | Durable | Failed], None]
 
@@ -182,10 +182,19 @@ class WriterClient:
 
     def _listen(self, link: socket.socket) -> None:
         try:
-            while (answer := messages.receive_answer(link)) is not None:
+            while (answer := self._received(link)) is not None:
                 self._hear(answer)
-        except (OSError, ArgosyError):
-            pass  # closed here, or nonsense: either way there is no writer any more
+        finally:
+            self._lose(link)
+
+    def _received(self, link: socket.socket) -> Answer | None:
+        try:
+            return messages.receive_answer(link)
+        except (OSError, ProtocolError):
+            return None  # closed here, or nonsense: either way there is no writer any more
+
+    def _lose(self, link: socket.socket) -> None:
+        """The connection has ended: so have the jobs that were not."""
         with self._lock:
             if self._link is link:
                 self._link = None
