@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Checkpointer": "checkpointer",
+    "Keep": "retention",
     "Opened": "opened",
     "PerRank": "registry",
     "Rules": "loading",
@@ -18,7 +19,7 @@ _PUBLIC = {
     "Writing": "background",
 }
 
-__all__ = ["Checkpointer", "Opened", "PerRank", "Rules", "SaveHandle", "Writing"]
+__all__ = ["Checkpointer", "Keep", "Opened", "PerRank", "Rules", "SaveHandle", "Writing"]
 
 
 def __getattr__(name: str) -> Any:
