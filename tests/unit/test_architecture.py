@@ -57,6 +57,7 @@ def modules_after(statement: str) -> set[str]:
         "argosy.control.agent",
         "argosy.control.coordinator",
         "argosy.worker.gang",
+        "argosy.checkpoint.writer.__main__",
     ],
 )
 def test_importing_does_not_load_torch(module):

@@ -20,7 +20,7 @@ from argosy.checkpoint.boards import Group
 from argosy.checkpoint.directio import FILES
 from argosy.checkpoint.handles import SaveHandle, Stage
 from argosy.checkpoint.saving import Prepared
-from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.snapshots import Copy, Gates, Mode
 from argosy.checkpoint.sources import Source, StagedSource
 from argosy.checkpoint.together import Settings
@@ -60,7 +60,7 @@ class Background:
         self._writing = writing
         self._told = told
         self._gates = Gates()
-        self._slots: list[Slot | None] = [None, None]
+        self._slots: list[SnapshotSlot | None] = [None, None]
         self._users: list[SaveHandle | None] = [None, None]
         self._next = 0
         self._handles: list[SaveHandle] = []
@@ -175,7 +175,7 @@ class Background:
             together.give_up(task.prepared.staging, self._group, failure)
             self._failed(task, failure)
 
-    def _slot(self, task: _Task) -> Slot | None:
+    def _slot(self, task: _Task) -> SnapshotSlot | None:
         slot = self._slots[task.place]
         if slot is not None and slot.num_bytes >= task.num_bytes:
             return slot
@@ -184,12 +184,12 @@ class Background:
             self._slots[task.place] = None
             slot.close()
         try:
-            slot = self._slots[task.place] = Slot.create(task.num_bytes)
+            slot = self._slots[task.place] = SnapshotSlot.create(task.num_bytes)
         except NoRoom as failure:
             _LOG.warning("step %d is written from where it lies: %s", task.step, failure)
         return slot if self._slots[task.place] is slot else None
 
-    def _hand_over(self, task: _Task, slot: Slot, sequence: int) -> None:
+    def _hand_over(self, task: _Task, slot: SnapshotSlot, sequence: int) -> None:
         prepared, outline = task.prepared, task.prepared.outline
         here = StagedSource(outline.image, prepared.duties, task.places, slot.address)
         if self._settings.files is not FILES:

@@ -24,7 +24,7 @@ _WORD = struct.Struct("<Q")
 _MAGIC_AT, _SEQUENCE_AT, _STEP_AT = 0, 64, 128
 
 
-class Slot:
+class SnapshotSlot:
     """One snapshot's memory as this process has it mapped."""
 
     def __init__(self, descriptor: int, *, is_writable: bool) -> None:
@@ -45,7 +45,7 @@ class Slot:
             raise ArenaGone("this memory is no snapshot's")
 
     @classmethod
-    def create(cls, num_bytes: int) -> Slot:
+    def create(cls, num_bytes: int) -> SnapshotSlot:
         """New memory, all of it taken now; NoRoom when the host cannot give it."""
         descriptor = os.memfd_create("argosy-snapshot", os.MFD_CLOEXEC)
         try:

@@ -10,7 +10,7 @@ import torch
 
 from argosy.checkpoint import Checkpointer, Writing, background
 from argosy.checkpoint.directio import Files
-from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.snapshots import SnapshotTorn
 from argosy.checkpoint.writer.client import WriterAbsent, WriterClient, wait_gone
 from argosy.errors import HomeError, NoRoom, TimedOut
@@ -57,13 +57,13 @@ def store(tmp_path):
 def held_slots(monkeypatch):
     """Copies begin only when the test says so."""
     let = threading.Event()
-    create = Slot.create
+    create = SnapshotSlot.create
 
     def later(num_bytes):
         assert let.wait(20)
         return create(num_bytes)
 
-    monkeypatch.setattr(Slot, "create", later)
+    monkeypatch.setattr(SnapshotSlot, "create", later)
     yield let
     let.set()
 
@@ -178,7 +178,7 @@ def test_without_memory_for_a_snapshot_the_state_is_written_behind_the_gate(stor
     def refuse(num_bytes):
         raise NoRoom(f"{num_bytes} are too many")
 
-    monkeypatch.setattr(Slot, "create", refuse)
+    monkeypatch.setattr(SnapshotSlot, "create", refuse)
     state = trained()
     with Checkpointer(store) as checkpointer:
         checkpointer.save(1, state)

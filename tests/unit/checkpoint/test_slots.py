@@ -6,16 +6,16 @@ import os
 import pytest
 
 from argosy.checkpoint.shares import Duty
-from argosy.checkpoint.slots import Slot, places_of
+from argosy.checkpoint.slots import SnapshotSlot, places_of
 from argosy.errors import ArenaGone
 
 
 def attached(slot):
-    return Slot(os.dup(slot.descriptor), is_writable=False)
+    return SnapshotSlot(os.dup(slot.descriptor), is_writable=False)
 
 
 def test_another_mapping_sees_the_bytes_and_whether_they_are_whole(path):
-    slot = Slot.create(10_000)
+    slot = SnapshotSlot.create(10_000)
     other = attached(slot)
     slot.begin(7)
     ctypes.memmove(slot.address, b"half", 4)
@@ -29,7 +29,7 @@ def test_another_mapping_sees_the_bytes_and_whether_they_are_whole(path):
 
 
 def test_a_copy_that_was_cut_off_or_replaced_is_never_taken_for_the_one_before():
-    slot = Slot.create(4096)
+    slot = SnapshotSlot.create(4096)
     slot.begin(1)
     first = slot.finish()
     slot.begin(2)
@@ -47,16 +47,16 @@ def test_a_copy_that_was_cut_off_or_replaced_is_never_taken_for_the_one_before()
 def test_memory_of_something_else_is_refused():
     descriptor = os.memfd_create("other", os.MFD_CLOEXEC)
     with pytest.raises(ArenaGone):
-        Slot(descriptor, is_writable=False)
+        SnapshotSlot(descriptor, is_writable=False)
     os.ftruncate(descriptor, 8192)
     with pytest.raises(ArenaGone, match="no snapshot"):
-        Slot(descriptor, is_writable=False)
+        SnapshotSlot(descriptor, is_writable=False)
     os.close(descriptor)
 
 
 def test_closing_gives_the_memory_and_the_descriptor_back():
     before = set(os.listdir("/proc/self/fd"))
-    slot = Slot.create(1 << 20)
+    slot = SnapshotSlot.create(1 << 20)
     other = attached(slot)
     other.close()
     other.close()

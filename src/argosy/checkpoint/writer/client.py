@@ -19,7 +19,7 @@ from pathlib import Path
 import argosy
 from argosy import errors
 from argosy.checkpoint import boards, names
-from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.writer import messages
 from argosy.checkpoint.writer.messages import (
     Accepted,
@@ -58,7 +58,7 @@ class WriterClient:
         self._link: socket.socket | None = None
         self._writer_pid = 0
         self._numbers = itertools.count(1)
-        self._given: dict[int, Slot] = {}
+        self._given: dict[int, SnapshotSlot] = {}
         self._jobs: dict[int, tuple[Told, threading.Event]] = {}
 
     @property
@@ -79,7 +79,9 @@ class WriterClient:
                 )
                 thread.start()
 
-    def submit(self, job: Job, place: int, slot: Slot, lock: int | None, told: Told) -> None:
+    def submit(
+        self, job: Job, place: int, slot: SnapshotSlot, lock: int | None, told: Told
+    ) -> None:
         """Hand over a job from the slot at a place; when this returns the writer finishes it whatever happens to this process.
 
         `told` hears of its progress and its end, in another thread.

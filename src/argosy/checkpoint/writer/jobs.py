@@ -11,14 +11,14 @@ from argosy.checkpoint import directio, manifests, together
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.directio import FILES
-from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.sources import StagedSource
 from argosy.checkpoint.together import Settings
 from argosy.checkpoint.writer.messages import Job
 from argosy.checkpoint.writer.pacing import Pace
 
 
-def carry_out(job: Job, slot: Slot, pace: Pace) -> int | None:
+def carry_out(job: Job, slot: SnapshotSlot, pace: Pace) -> int | None:
     """Write it and see it committed; the manifest's CRC from the one that commits."""
     image, step = job.outline.image, job.outline.facts.step
     store = Store(Path(job.store))

@@ -16,7 +16,7 @@ import time
 import traceback
 
 from argosy.checkpoint import names
-from argosy.checkpoint.slots import Slot
+from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.writer import messages
 from argosy.checkpoint.writer.jobs import carry_out
 from argosy.checkpoint.writer.messages import (
@@ -136,8 +136,10 @@ class _Rank:
         self._link = link
         self._rate = rate
         self._sending = threading.Lock()
-        self._slots: dict[int, Slot] = {}
-        self._jobs: queue.SimpleQueue[tuple[Job, Slot, list[int]] | None] = queue.SimpleQueue()
+        self._slots: dict[int, SnapshotSlot] = {}
+        self._jobs: queue.SimpleQueue[tuple[Job, SnapshotSlot, list[int]] | None] = (
+            queue.SimpleQueue()
+        )
         self._worker = threading.Thread(target=self._work, daemon=True)
         self._worker.start()
 
@@ -148,7 +150,7 @@ class _Rank:
             if old is not None:
                 # The rank makes larger memory only when no job uses the old one.
                 old.close()
-            self._slots[said.number] = Slot(descriptors[0], is_writable=False)
+            self._slots[said.number] = SnapshotSlot(descriptors[0], is_writable=False)
         elif isinstance(said, Job) and said.memory in self._slots:
             self._jobs.put((said, self._slots[said.memory], descriptors))
             self._say(Accepted(number=said.number))
@@ -174,7 +176,7 @@ class _Rank:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _carry_out(self, job: Job, slot: Slot) -> Durable | Failed:
+    def _carry_out(self, job: Job, slot: SnapshotSlot) -> Durable | Failed:
         begun, cpu = time.monotonic(), time.process_time()
 
         def tell(num_bytes: int) -> None:
