@@ -259,7 +259,7 @@ def test_closing_takes_the_hooks_away_and_keeps_no_thread_or_descriptor(store, b
             break
         deadline.wait(0.01)
     assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_a_load_waits_for_the_save_that_is_under_way(store, base):

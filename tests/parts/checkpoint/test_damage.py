@@ -206,7 +206,7 @@ def test_a_disk_that_fails_at_any_call_leaves_the_last_good_checkpoint(tmp_path,
         assert not [name for name in os.listdir(tmp_path) if name.startswith(".staging")]
     assert 1 <= at < 99
     assert loaded_step(tmp_path).step == 2
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 class Small(Files):

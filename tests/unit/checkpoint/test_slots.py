@@ -61,7 +61,7 @@ def test_closing_gives_the_memory_and_the_descriptor_back():
     other.close()
     other.close()
     slot.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_blocks_of_one_file_follow_each_other_and_all_begin_aligned():

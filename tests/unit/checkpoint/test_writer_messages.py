@@ -93,7 +93,7 @@ def test_nonsense_is_refused_and_keeps_no_descriptor():
         messages.receive_said(right)
     left.sendall(b"\xff" * 9)
     assert messages.receive_said(right) is None
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     left.close()
     right.close()
 

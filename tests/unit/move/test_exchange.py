@@ -371,13 +371,14 @@ def test_bad_calls_are_refused(make):
 
 
 def test_nothing_is_left_after_closing():
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     opened = exchange.open("unit-left", layout_of(), scope="process")
     opened.close()
     # The mapping lives as long as a view of it, and keeps a descriptor.
     del opened
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     with pytest.raises(ArenaGone, match="unit-left"):
         arenas.open("unit-left")
 
