@@ -81,6 +81,7 @@ class Checkpointer:
             files=files, threads=self._writing.threads, shards=self._writing.shards
         )
         self._background: Background | None = None
+        self._plans = saving.Plans()
 
     @overload
     def save(
@@ -138,7 +139,8 @@ class Checkpointer:
         )
 
         def gather() -> Book:
-            self.cleaner.wait()
+            if wait:
+                self.cleaner.wait()
             self._lock()
             book = Book(self._group.rank)
             for part in parts_of(state, with_streams=streams).values():
@@ -149,7 +151,9 @@ class Checkpointer:
         try:
             store = self._opened_store()
             if not wait:
-                prepared = saving.prepare(store, facts, gather, self._group, self._settings)
+                prepared = saving.prepare(
+                    store, facts, gather, self._group, self._settings, self._plans
+                )
                 handle = SaveHandle(step, path)
                 optimizers = [
                     one for one in state.values() if isinstance(one, torch.optim.Optimizer)

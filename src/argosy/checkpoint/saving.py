@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -43,6 +44,21 @@ class Prepared:
     outline: Outline
     duties: list[Duty]
     book: Book
+
+
+class Plans:
+    """The last plan of a group's saves: a state that keeps its form is planned once."""
+
+    def __init__(self) -> None:
+        self._form: tuple[Any, ...] = ()
+        self._plan: tuple[Image, list[Duty]] | None = None
+
+    def plan(self, common: Common, group: Group, settings: Settings) -> tuple[Image, list[Duty]]:
+        """The image of all files, and what this process writes of them."""
+        form = common.wanted, common.holders, group.rank, group.size, settings.shards
+        if self._plan is None or form != self._form:
+            self._form, self._plan = form, _plan(common, group, settings)
+        return self._plan
 
 
 def save(store: Store, facts: Facts, book: Book, settings: Settings) -> bytes:
@@ -79,6 +95,7 @@ def prepare(
     gather: Callable[[], Book],
     group: Group,
     settings: Settings,
+    plans: Plans | None = None,
 ) -> Prepared:
     """Plan a save with the other members of the group, up to the first byte."""
     # Alone, nobody need be told: then the store is locked and swept before anything is made in it.
@@ -94,7 +111,7 @@ def prepare(
         common = votes.merge(said)
         # Ranks may hear at different times what has become durable; what is linked must be the same for all.
         facts = msgspec.structs.replace(facts, parent=said[0].parent)
-        image, duties = _plan(common, group, settings)
+        image, duties = (plans or Plans()).plan(common, group, settings)
         if group.rank == 0:
             directio.check_space(settings.files, staging.fd, image.num_bytes, f"step {facts.step}")
         outline = records.outline_of(facts, image, common)
