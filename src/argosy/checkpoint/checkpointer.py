@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 import msgspec
 import torch
 
-from argosy.checkpoint import commits, groups, manifests, names, saving
+from argosy.checkpoint import commits, groups, manifests, names, saving, signatures
 from argosy.checkpoint.background import Background, Writing
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.books import Book
@@ -244,6 +244,9 @@ class Checkpointer:
 
     def sign_with(self, private_key: Path | str) -> None:
         """Sign every save with the Ed25519 key in this PEM file; the process that commits reads it."""
+        signatures.sign(
+            b"", Path(private_key)
+        )  # a key that cannot be used is refused here, not by the first save
         self._signing_key = str(Path(private_key).absolute())
 
     def trust(self, *public_keys: Path | str) -> None:

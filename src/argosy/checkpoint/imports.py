@@ -10,6 +10,7 @@ import ctypes
 import io
 import math
 import os
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -209,8 +210,9 @@ def _read_saved(source: Path) -> dict[str, Any]:
 
 def _load_weights(source: Any, what: str) -> Any:
     try:
-        is_file = isinstance(source, Path)
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=is_file or None)
+        # Files of the old kind are no archives and cannot be mapped.
+        is_mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
     except _UNREADABLE as failure:
         raise _refused(what, failure)
 

@@ -8,7 +8,8 @@ import torch
 from argosy.checkpoint import Checkpointer, signatures
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.retention import Keep
-from argosy.errors import CheckpointDamaged
+from argosy.cli.app import main
+from argosy.errors import CheckpointDamaged, ConfigError
 
 
 def adapter():
@@ -178,6 +179,11 @@ def test_signed_checkpoints_are_trusted_and_others_are_not(tmp_path):
     assert reader.load({"model": model}).step == 2
     with pytest.raises(CheckpointDamaged, match="not signed"):
         reader.open(1)
+    verify = ["checkpoint", "verify", str(tmp_path / "store"), "--key", str(tmp_path / "a.pub")]
+    assert main(verify) == 0
+    assert main([*verify, "--all"]) == 65
+    with pytest.raises(ConfigError, match="private key"):
+        reader.sign_with(tmp_path / "a.pub")
     reader.trust(tmp_path / "b.pub")
     with pytest.raises(CheckpointDamaged, match="not trusted"):
         reader.open(2)

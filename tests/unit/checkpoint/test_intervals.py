@@ -1,7 +1,7 @@
 """How often to save: near the best interval, within bounds, the same on all ranks."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.checkpoint.boards import Group
@@ -10,6 +10,7 @@ from argosy.checkpoint.schedules import Schedule
 from argosy.errors import ConfigError
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.floats(0.01, 100), st.floats(1000, 1e6))
 def test_no_other_interval_loses_noticeably_less(cost, between):
     chosen = interval_seconds(cost, between)
@@ -18,6 +19,7 @@ def test_no_other_interval_loses_noticeably_less(cost, between):
         assert least <= lost_share(chosen * factor, cost, between) + 1e-3
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.floats(0.001, 1e4), st.floats(1, 1e7))
 def test_the_interval_is_positive_and_grows_with_both(cost, between):
     chosen = interval_seconds(cost, between)

@@ -106,7 +106,7 @@ rules = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(stores(), rules, st.data())
 def test_whatever_the_rules_a_newer_verified_one_is_left_with_all_it_needs(held, keep, data):
     steps = [one.step for one in held]
@@ -122,7 +122,7 @@ def test_whatever_the_rules_a_newer_verified_one_is_left_with_all_it_needs(held,
     assert mark(left, needs) <= left
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stores(), rules)
 def test_cleaning_twice_removes_nothing_more(held, keep):
     now, free = 50.0, 1000
