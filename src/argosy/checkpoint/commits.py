@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -20,6 +21,8 @@ from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.manifests import FileRecord
 from argosy.checkpoint.names import Kind
 from argosy.errors import ConfigError, HomeError
+
+_LOG = logging.getLogger("argosy.checkpoint")
 
 
 class Store:
@@ -212,6 +215,7 @@ def wait_finished(path: Path, seconds: float) -> bool:
 def _locked(descriptor: int, kind: int, patience_seconds: float) -> bool:
     """Lock a file, at once unless its owner is dead and only a writer process holds it."""
     deadline = time.monotonic() + patience_seconds
+    is_said = False
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -219,6 +223,9 @@ def _locked(descriptor: int, kind: int, patience_seconds: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= deadline or not _is_left_behind(descriptor):
                 return False
+        if not is_said:
+            _LOG.info("waiting for what a session that has ended left to its writer process")
+            is_said = True
         time.sleep(0.02)
 
 
