@@ -7,6 +7,7 @@ files alone. `--json` prints one object on stdout.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -175,7 +176,7 @@ def diff(arguments: Arguments) -> int:
         print(json.dumps(found))
         return 0
     paint = Paint(sys.stdout)
-    changed = sorted(found["changed"], key=lambda one: (-one["max_abs"], one["name"]))
+    changed = sorted(found["changed"], key=lambda one: (-_distance(one), one["name"]))
     shown = changed if arguments.get("all") else changed[:_SHOWN]
     print(
         f"step {found['first']} to {found['second']}: {len(changed)} tensors changed, {found['unchanged']} did not"
@@ -184,7 +185,7 @@ def diff(arguments: Arguments) -> int:
         rows = [
             [
                 one["name"],
-                f"{one['max_abs']:.4g}",
+                f"{_distance(one):.4g}",
                 "-" if one["max_ulp"] is None else f"{one['max_ulp']:.0f}",
                 f"{one['changed_share']:.2%}",
             ]
@@ -199,6 +200,11 @@ def diff(arguments: Arguments) -> int:
     if found["stuck"]:
         print(paint(f"alarm: trained and unchanged: {_few(found['stuck'])}", "red"))
     return 0
+
+
+def _distance(one: dict[str, Any]) -> float:
+    """JSON has no infinity: what is not a number on one side alone comes as null."""
+    return math.inf if one["max_abs"] is None else float(one["max_abs"])
 
 
 def export(arguments: Arguments) -> int:

@@ -445,7 +445,8 @@ VERBS = (
         ),
         details=(
             "FIRST and SECOND are steps of STORE, or step-… directories. For each tensor: the largest difference, as a number and in units\n"
-            "in the last place, and the share of elements that changed. An alarm names trained tensors that have not changed."
+            "in the last place, and the share of elements that changed. An alarm names trained tensors that have not changed.\n"
+            "A difference is infinite (null in JSON) where one side is not a number."
         ),
         examples=("argosy checkpoint diff checkpoints 900 1000",),
     ),

@@ -39,6 +39,7 @@ def store(tmp_path):
                 model.weight.grad = None
                 with torch.no_grad():
                     model.bias.add_(1.0)
+                    model.weight[0, 0] = float("nan")
             state = {"model": model, "optimizer": optimizer}
             checkpointer.save(step, state, metrics={"loss": abs(step - 2.0)})
     return path
@@ -124,6 +125,7 @@ def test_differences_and_exports_are_made_by_a_process_with_torch(store, tmp_pat
     assert changed["bias"]["changed_share"] == 1.0
     assert changed["bias"]["max_abs"] >= 0.5
     assert changed["bias"]["max_ulp"] > 1000
+    assert changed["weight"]["max_abs"] is None
     code, out, err = argosy("export", store, 4, "--out", tmp_path / "hf", "--form", "h5")
     assert (code, out) == (64, "")
     assert "fix: one of hf" in err
