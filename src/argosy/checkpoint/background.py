@@ -63,6 +63,8 @@ class Background:
         self._slots: list[SnapshotSlot | None] = [None, None]
         self._users: list[SaveHandle | None] = [None, None]
         self._next = 0
+        self._making = threading.Lock()
+        self._thread: threading.Thread | None = None
         self._handles: list[SaveHandle] = []
         self._said = ""
 
@@ -96,7 +98,9 @@ class Background:
         self._handles.append(handle)
         self._gates.guard(optimizers, copy)
         task = _Task(prepared, handle, copy, place, places, num_bytes)
-        threading.Thread(target=self._run, args=(task,), name="argosy-snapshot").start()
+        # Not a daemon: a script that ends right after this has its save staged first.
+        self._thread = threading.Thread(target=self._run, args=(task,), name="argosy-snapshot")
+        self._thread.start()
         if not copy.is_all_late:
             (copy.is_released if copy.how == "gated" else copy.is_over).wait()
 
@@ -128,6 +132,8 @@ class Background:
     def close(self) -> None:
         """After `wait`: give hooks, memory and the writer back."""
         self._gates.open()
+        if self._thread is not None:
+            self._thread.join()
         self._writer.close()
         for slot in self._slots:
             if slot is not None:
@@ -174,8 +180,23 @@ class Background:
             task.copy.end()
             together.give_up(task.prepared.staging, self._group, failure)
             self._failed(task, failure)
+        else:
+            self._warm(task)
+
+    def _warm(self, task: _Task) -> None:
+        """Take the memory of the second slot before a save needs it: first touches are what costs."""
+        with self._making:
+            if self._slots[1 - task.place] is None:
+                try:
+                    self._slots[1 - task.place] = SnapshotSlot.create(task.num_bytes)
+                except NoRoom:
+                    pass  # said when a save needs it
 
     def _slot(self, task: _Task) -> SnapshotSlot | None:
+        with self._making:
+            return self._slot_of(task)
+
+    def _slot_of(self, task: _Task) -> SnapshotSlot | None:
         slot = self._slots[task.place]
         if slot is not None and slot.num_bytes >= task.num_bytes:
             return slot

@@ -271,3 +271,10 @@ def test_a_load_waits_for_the_save_that_is_under_way(store, base):
 
 def test_writing_is_public():
     assert Writing is background.Writing
+
+
+def test_the_memory_of_the_second_slot_is_taken_before_it_is_needed(store, base):
+    with Checkpointer(store) as checkpointer:
+        checkpointer.save(base + 1, {"x": torch.ones(5)}, wait=False).wait(timeout=30)
+        checkpointer._background._thread.join(20)
+        assert None not in checkpointer._background._slots
