@@ -117,8 +117,8 @@ def test_events_are_sentences_in_order(argosy, talk):
 
 
 def test_exec_runs_beside_a_process_with_its_environment(argosy, talk):
-    done = argosy("exec", "talk/train/1", "--env", "EXTRA=x", "--", "sh", "-c", "echo $RANK $EXTRA; pwd; echo e >&2; exit 9", code=9)  # fmt: skip
-    assert done.stdout == f"1 x\n{argosy.work}\n"
+    done = argosy("exec", "talk/train/1", "--env", "EXTRA=x", "--", "sh", "-c", "echo $RANK $EXTRA $MASTER_ADDR; pwd; echo e >&2; exit 9", code=9)  # fmt: skip
+    assert done.stdout == f"1 x 127.0.0.1\n{argosy.work}\n"
     assert done.stderr == "e\n"
     assert (
         "could not be started" in argosy("exec", "talk", "--", "no-such-program", code=127).stderr

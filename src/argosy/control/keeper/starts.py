@@ -293,6 +293,8 @@ class Starts:
     def _make_errand(self, attempt: Attempt, store: Store | None, owned: list[int]) -> Errand:
         order = attempt.order
         variables = store.variables() if store is not None else {}
+        if attempt.is_guest:
+            variables = self.stores.variables_of(attempt.run, attempt.role)
         env = build_environment(self.keeper, attempt, variables)
         env.setdefault("PYTHONUNBUFFERED", "1")
         if order.get("threads") is not None:
