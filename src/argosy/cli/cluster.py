@@ -52,30 +52,33 @@ def status(arguments: Arguments) -> int:
 def down(arguments: Arguments) -> int:
     """Stop the cluster with everything in it; refuses while runs are alive unless forced."""
     controller = connect()
-    found = _await_or_force(controller, is_forced=bool(arguments.get("force")))
+    is_forced = bool(arguments.get("force"))
+    if is_forced and _end_if_silent(controller):
+        sweep_leftovers(controller.cluster)
+        return _say(arguments, "cluster ended by force")
+    found = is_up(controller)
     if found is None:
         sweep_leftovers(controller.cluster)
         return _say(arguments, "no cluster was running")
     with Progress().during("stopping the cluster"):
-        controller.post("/v1/down", {"force": bool(arguments.get("force"))})
+        controller.post("/v1/down", {"force": is_forced})
         _await_end(controller, list(_pids(found)))
         sweep_leftovers(controller.cluster)
     return _say(arguments, "cluster stopped")
 
 
-def _await_or_force(controller: Controller, *, is_forced: bool) -> dict[str, Any] | None:
-    """The status; None when there is no cluster. Forced, stopped parts go on, and a cluster that does not answer is ended."""
-    if not is_forced:
-        return is_up(controller)
+def _end_if_silent(controller: Controller) -> bool:
+    """Let stopped parts of the cluster go on; end it, and say so, if it does not answer then."""
     from argosy.control.stalled import end_parts, resume_parts
 
     resume_parts(controller.cluster)
     try:
-        return is_up(controller)
+        is_up(controller)
     except ClusterError:
         with Progress().during("ending a cluster that does not answer"):
             end_parts(controller.cluster)
-        return None
+        return True
+    return False
 
 
 def render_status(status: dict[str, Any], controller: Controller, paint: Paint) -> str:
