@@ -24,6 +24,7 @@ class Attempt:
         "evidence",
         "exit",
         "exited_at",
+        "fault",
         "generation",
         "has_joined",
         "host",
@@ -60,6 +61,7 @@ class Attempt:
         self.declared = ""
         self.suspicion = ""
         self.evidence = ""
+        self.fault = ""
         self.stop_reason = ""
         self.exit: dict[str, Any] | None = None
         self.exited_at = 0.0
@@ -112,6 +114,8 @@ class Attempts:
         elif kind == "attempt.released":
             attempt.rank, attempt.generation = fact.get("rank"), fact.get("generation", 0)
             attempt.is_parked = False
+        elif kind == "fault.injected":
+            attempt.fault = fact.get("fault", "")
         elif kind == "attempt.joined":
             attempt.has_joined, attempt.generation = True, fact.get("generation", 0)
         elif kind == "attempt.stopping":

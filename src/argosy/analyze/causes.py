@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from argosy.analyze.attempts import Attempt, describe_exit, name_all, read_attempts
+from argosy.analyze.attempts import (
+    Attempt,
+    describe_exit,
+    error_lines,
+    name_all,
+    read_attempts,
+)
 from argosy.protocol.peerloss import is_peer_loss
 
 if TYPE_CHECKING:
@@ -44,20 +50,45 @@ class Incident:
         details = [f"{cause.role}/{cause.index}"] if cause.rank is not None else []
         details += [f"pid {cause.pid}"] if cause.pid else []
         details += [f"start {cause.number + 1}"] if cause.number else []
+        details += [f"a fault was injected: {cause.fault}"] if cause.fault else []
         inside = f" ({', '.join(details)})" if details else ""
         return f"{cause.name}{where} {was}{verb}{inside}"
 
     @property
     def collateral(self) -> str:
         """Who ended only because of it, or nothing."""
-        parts = []
-        if self.failed_after:
-            verb = "failed" if len(self.failed_after) > 1 else "failed too"
-            parts.append(f"{name_all(self.failed_after)} {verb} after losing it")
-        if self.stopped:
-            were = "were" if len(self.stopped) > 1 else "was"
-            parts.append(f"{name_all(self.stopped)} {were} stopped by Argosy")
+        alike = [a for a in self.failed_after if _is_alike(a, self.cause)]
+        others = [a for a in self.failed_after if a not in alike]
+        alone = [a for a in others if rank_of_failure(a.exit or {}) == 0]
+        after = [a for a in others if a not in alone]
+        too_late = [a for a in self.stopped if _ended_by_itself(a.exit or {})]
+        stopped = [a for a in self.stopped if a not in too_late]
+        parts = [f"{each.name} was {describe_exit(each.exit or {})} itself" for each in alone]
+        if alike:
+            parts.append(f"{name_all(alike)} ended in the same way")
+        if after:
+            verb = "failed" if len(after) > 1 else "failed too"
+            parts.append(f"{name_all(after)} {verb} after losing it")
+        if too_late:
+            parts.append(f"{name_all(too_late)} failed before Argosy could stop the rest")
+        if stopped:
+            were = "were" if len(stopped) > 1 else "was"
+            parts.append(f"{name_all(stopped)} {were} stopped by Argosy")
         return "; ".join(parts)
+
+
+def _is_alike(attempt: Attempt, cause: Attempt) -> bool:
+    """Nobody can say that one of two equal ends followed from the other."""
+    ends = [each.exit or {} for each in (attempt, cause)]
+    if rank_of_failure(ends[0]) == 2:
+        return False  # it says itself that it lost a peer
+    first, second = ((describe_exit(end), error_lines(end)[-1:]) for end in ends)
+    return first == second
+
+
+def _ended_by_itself(exit_fact: dict[str, Any]) -> bool:
+    """An error, or a code that no signal to stop makes."""
+    return bool(exit_fact.get("error")) or exit_fact.get("code") not in (None, 0, 130, 143)
 
 
 def rank_of_failure(exit_fact: dict[str, Any]) -> int:

@@ -74,6 +74,29 @@ def test_an_exception_outside_a_collective_beats_the_connection_errors_it_causes
         assert incident.cause.rank == 1
 
 
+def test_an_end_of_its_own_is_not_said_to_follow_from_another():
+    log = Log().gang(1.0, 1)
+    log.add(4.9, "fault.injected", attempt="a1.2", fault="kill")
+    log.exit(5.0, "a1.2", signal=9).exit(5.001, "a1.0", signal=10).exit(5.002, "a1.1", signal=9)
+    log.exit(5.003, "a1.3", code=1, error=GLOO)
+    (incident,) = find_incidents(log.events)
+    assert incident.sentence.endswith("(train/2, pid 102, a fault was injected: kill)")
+    assert incident.collateral == (
+        "rank 0 was killed by SIGUSR1 itself; rank 1 ended in the same way; rank 3 failed too after losing it"
+    )
+
+
+def test_who_failed_by_itself_was_not_stopped_by_argosy():
+    log = Log().gang(1.0, 1, count=3).exit(5.0, "a1.0", code=1, error="SyntaxError: no")
+    for rank in (1, 2):
+        log.add(5.1, "attempt.stopping", attempt=f"a1.{rank}", level="term", reason="its gang")
+    log.exit(5.2, "a1.1", code=1, error="SyntaxError: no").exit(5.3, "a1.2", signal=15)
+    (incident,) = find_incidents(log.events)
+    assert incident.collateral == (
+        "rank 1 failed before Argosy could stop the rest; rank 2 was stopped by Argosy"
+    )
+
+
 def test_each_generation_has_an_incident_of_its_own():
     log = Log().gang(1.0, 1).exit(2.0, "a1.2", signal=9)
     log.gang(2.5, 2, number=1).exit(3.0, "a2.0", code=1, error="KeyError: 'x'")
