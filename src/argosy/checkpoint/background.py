@@ -121,12 +121,7 @@ class Background:
     def wait(self) -> None:
         """Until every save is over; raises the first error that nobody was told yet."""
         for handle in list(self._handles):
-            try:
-                handle.wait()
-            except BaseException:
-                if handle.error is None:
-                    raise
-                handle.is_reported = False
+            handle.settle()
         self.raise_failed()
 
     def close(self) -> None:
@@ -155,12 +150,7 @@ class Background:
         user = self._users[place]
         if user is not None and not user.is_done:
             _LOG.info("step %d is still being written: waiting for it", user.step)
-            try:
-                user.wait()
-            except BaseException:
-                if user.error is None:
-                    raise
-                user.is_reported = False  # the next call says it
+            user.settle()  # the next call says what went wrong
 
     def _run(self, task: _Task) -> None:
         """In a thread: copy, hand over; or write here."""

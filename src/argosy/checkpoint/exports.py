@@ -6,7 +6,6 @@ by torch and take the memory that torch takes. The result appears by rename when
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
@@ -31,8 +30,8 @@ from argosy.checkpoint.modules import MODEL
 from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.ranges import boxes_of_range, flat_offset
 from argosy.checkpoint.registry import STREAMS
-from argosy.checkpoint.shares import Duty, block_range
-from argosy.checkpoint.sources import Run, tensors_in
+from argosy.checkpoint.shares import Duty
+from argosy.checkpoint.sources import ReadSource
 from argosy.errors import ConfigError, NotFoundError
 from argosy.move.boxes import Held, row_major
 from argosy.move.dtypes import can_cast
@@ -155,33 +154,16 @@ def _write_beside(opened: Opened, image: Image, directory: Path) -> None:
             _put(directory / name, fetches.read_bytes(stored, 0, stored.size, files=opened.files))
 
 
-class StoredSource:
+class StoredSource(ReadSource):
     """A source of the block writer that reads, checks and casts from a checkpoint as blocks are asked for."""
 
     def __init__(self, image: Image, opened: Opened, stored: dict[str, str]) -> None:
-        self._image = image
+        super().__init__(image)
         self._opened = opened
         self._stored = stored
         # Opened before the writing threads begin: opening is not made for several at once.
         for file in {p.file for n in stored.values() for p in opened.record(n).parts}:
             opened.stored(file)
-
-    def view(self, duty: Duty) -> int | None:
-        """Never in memory."""
-        return None
-
-    def fill(self, duty: Duty, address: int) -> list[Run]:
-        """Read what lies in the block."""
-        file = self._image.files[duty.file]
-        if duty.start < len(file.header):
-            header = file.header[duty.start : duty.stop]
-            ctypes.memmove(address, header, len(header))
-        for slot in file.slots:
-            first, last = block_range(slot, duty.start, duty.stop)
-            if first < last:
-                at = address + slot.offset + first * slot.item_bytes - duty.start
-                self._read(slot, first, last, at)
-        return [(duty.start, duty.stop)]
 
     def _read(self, slot: Slot, first: int, last: int, address: int) -> None:
         flat = tensor_at(address, (last - first,), (1,), dtype_of(FROM_FILE[slot.dtype]))
@@ -193,10 +175,6 @@ class StoredSource:
                 work.setdefault(file, []).append(request)
         jobs = [(self._opened.stored(file), wanted) for file, wanted in work.items()]
         reads.read(jobs, threads=1, files=self._opened.files)
-
-    def tensors_in(self, duty: Duty) -> list[str]:
-        """Names, for errors."""
-        return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
 
 
 def torch_state(opened: Opened) -> dict[str, Any]:

@@ -67,6 +67,11 @@ class SaveHandle:
             raise self.error
         return self.path
 
+    def settle(self) -> None:
+        """Until nothing more will happen to it, well or not; who is told an error is decided elsewhere."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_done)
+
     def statistics(self) -> dict[str, float]:
         """Seconds from the request to each stage, and whatever the writer measured."""
         return dict(self._seconds)

@@ -23,12 +23,12 @@ from argosy.checkpoint.books import Book
 from argosy.checkpoint.commits import Store
 from argosy.checkpoint.directio import FILES, disk_error
 from argosy.checkpoint.headers import FROM_FILE, Place
-from argosy.checkpoint.layouts import Image, Wanted, plan_image
+from argosy.checkpoint.layouts import Image, Slot, Wanted, plan_image
 from argosy.checkpoint.modules import MODEL
 from argosy.checkpoint.pickledvalues import Made
 from argosy.checkpoint.records import Facts
-from argosy.checkpoint.shares import Duty, block_range
-from argosy.checkpoint.sources import Run, tensors_in
+from argosy.checkpoint.shares import Duty
+from argosy.checkpoint.sources import ReadSource
 from argosy.checkpoint.together import Settings
 from argosy.checkpoint.votes import Common
 from argosy.errors import CheckpointDamaged, ConfigError, NotFoundError
@@ -157,35 +157,17 @@ def _write_weights(
         raise
 
 
-class FileSource:
+class FileSource(ReadSource):
     """A source of the block writer: whole tensors that lie in other files."""
 
     def __init__(self, image: Image, places: Mapping[str, tuple[int, Place]]) -> None:
-        self._image = image
+        super().__init__(image)
         self._places = places
 
-    def view(self, duty: Duty) -> int | None:
-        """Never in memory."""
-        return None
-
-    def fill(self, duty: Duty, address: int) -> list[Run]:
-        """Read what lies in the block."""
-        file = self._image.files[duty.file]
-        if duty.start < len(file.header):
-            header = file.header[duty.start : duty.stop]
-            ctypes.memmove(address, header, len(header))
-        for slot in file.slots:
-            first, last = block_range(slot, duty.start, duty.stop)
-            if first < last:
-                descriptor, place = self._places[slot.name]
-                start, size = first * slot.item_bytes, (last - first) * slot.item_bytes
-                at = address + slot.offset + start - duty.start
-                _read_into(descriptor, place.start + start, at, size, slot.name)
-        return [(duty.start, duty.stop)]
-
-    def tensors_in(self, duty: Duty) -> list[str]:
-        """Names, for errors."""
-        return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
+    def _read(self, slot: Slot, first: int, last: int, address: int) -> None:
+        descriptor, place = self._places[slot.name]
+        start, size = first * slot.item_bytes, (last - first) * slot.item_bytes
+        _read_into(descriptor, place.start + start, address, size, slot.name)
 
 
 def _read_into(descriptor: int, offset: int, address: int, size: int, name: str) -> None:

@@ -7,12 +7,13 @@ or decides who writes what. No torch: the writer process uses it.
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-from argosy.checkpoint.layouts import FileImage, Image
+from argosy.checkpoint.layouts import FileImage, Image, Slot
 from argosy.checkpoint.ranges import runs_of_box
-from argosy.checkpoint.shares import HEADER, Duty
+from argosy.checkpoint.shares import HEADER, Duty, block_range
 
 Run = tuple[int, int]
 """Bytes [start, stop) of a file."""
@@ -53,6 +54,38 @@ class ImageSource:
     def tensors_in(self, duty: Duty) -> list[str]:
         """Names, for errors."""
         return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
+
+
+class ReadSource(ABC):
+    """Blocks that are read from elsewhere as they are asked for, one tensor's stretch after another."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image
+
+    def view(self, duty: Duty) -> int | None:
+        """Never in memory."""
+        return None
+
+    def fill(self, duty: Duty, address: int) -> list[Run]:
+        """Read what lies in the block."""
+        file = self._image.files[duty.file]
+        if duty.start < len(file.header):
+            header = file.header[duty.start : duty.stop]
+            ctypes.memmove(address, header, len(header))
+        for slot in file.slots:
+            first, last = block_range(slot, duty.start, duty.stop)
+            if first < last:
+                at = address + slot.offset + first * slot.item_bytes - duty.start
+                self._read(slot, first, last, at)
+        return [(duty.start, duty.stop)]
+
+    def tensors_in(self, duty: Duty) -> list[str]:
+        """Names, for errors."""
+        return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
+
+    @abstractmethod
+    def _read(self, slot: Slot, first: int, last: int, address: int) -> None:
+        """Bring elements [first, last) of a tensor to an address."""
 
 
 class StagedSource:

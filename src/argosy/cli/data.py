@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from argosy.cli.arguments import Arguments
+from argosy.cli.bars import growing_bar
 from argosy.cli.paint import Paint, duration, size
 from argosy.data.inputs import PackSettings
 from argosy.data.packing import pack as pack_files
@@ -36,7 +35,7 @@ def pack(arguments: Arguments) -> int:
         raise ConfigError("--out says which file to make", fix="example: --out code.bin")
     started = time.monotonic()
     try:
-        with _bar(f"packing {Path(out).name}") as on_progress:
+        with growing_bar(f"packing {Path(out).name}") as on_progress:
             packed = pack_files(inputs, out, settings, on_progress)
     except KeyboardInterrupt:
         print("argosy: stopped; the same command goes on from here", file=sys.stderr)
@@ -155,31 +154,3 @@ def _tokenizer_of(file: TokenFile) -> Tokenizer | None:
     except ConfigError:
         return None
     return tokenizer if tokenizer.sha256 == file.sidecar.tokenizer_sha256 else None
-
-
-@contextmanager
-def _bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr when that is a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("argosy: {task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
