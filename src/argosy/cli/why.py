@@ -1,28 +1,22 @@
-"""`argosy why`: the first cause of a failure, its evidence, its collateral, and what was done about it."""
+"""`argosy why`: the first cause of how a run ended or stands, its evidence, its collateral; then what happened before, in order."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
-from argosy.analyze.attempts import Attempt, describe_exit, error_lines
+from argosy.analyze.attempts import Attempt, describe_exit
 from argosy.analyze.causes import Incident, final_incident, find_incidents
-from argosy.analyze.stackgroups import is_bootstrap
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect
+from argosy.cli.evidence import is_same_error, log_tail, show_evidence
 from argosy.cli.paint import Paint, clock, duration
 from argosy.errors import ArgosyError
 from argosy.protocol.httpclient import Client
 
-EVIDENCE_LINES = 12
-_TAIL_BYTES = 16 << 10
 MOST_EVENTS = 100_000
-_CRASHES = (4, 6, 7, 8, 11)
-"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV."""
-_NEED_INPUT = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
-"""How `breakpoint()` and `input()` end without a terminal."""
+_UNDER_WAY = ("waiting", "planned", "starting")
 
 
 def why(arguments: Arguments) -> int:
@@ -30,36 +24,64 @@ def why(arguments: Arguments) -> int:
     controller = connect()
     view = controller.run(arguments.word())
     events = read_events(controller, view["run"])
+    if arguments.get("json"):
+        print(json.dumps(_as_json(view, find_incidents(events), final_incident(events))))
+        return 0
+    print("\n".join(explain(view, events, Paint(sys.stdout))))
+    return 0
+
+
+def explain(view: dict[str, Any], events: list[dict[str, Any]], paint: Paint) -> list[str]:
+    """The story in lines: how the run ended or stands, the cause of that, and what happened before and after, in order of time."""
     incidents = find_incidents(events)
     final = final_incident(events)
-    if arguments.get("json"):
-        print(json.dumps(_as_json(view, incidents, final)))
-        return 0
-    paint = Paint(sys.stdout)
-    lines = [_headline(view, final, incidents)]
-    # What was restarted only to fail again was not healed.
-    mended = "earlier," if final else "healed"
-    for position, incident in enumerate(incidents, 1):
-        is_final = final is not None and incident.cause.id == final.cause.id
-        title = "first cause" if is_final else f"{mended} at {clock(incident.cause.exited_at)}"
-        lines += [
-            "",
-            paint(title, "bold", "red" if is_final else "yellow") + f": {incident.sentence}",
-        ]
-        has_next = position < len(incidents)
-        if has_next and is_same_error(incident.cause, incidents[position].cause):
-            lines.append(f"  {paint('error', 'dim')}: the same as the next")
-        else:
-            lines += _evidence(view, incident.cause, paint)
-        if incident.collateral:
-            lines.append(f"  {paint('collateral', 'dim')}: {incident.collateral}")
-        lines += [f"  {paint('then', 'dim')}: {remedy}" for remedy in incident.remedy]
+    lead = final or _present_cause(view, incidents)
+    others = [each for each in incidents if lead is None or each.cause.id != lead.cause.id]
+    lines = [_headline(view, incidents)]
+    if lead is not None:
+        lines += ["", paint("first cause", "bold", "red") + f": {lead.sentence}"]
+        lines += _details(view, lead, None, paint)
+    told = lead
+    for incident in others:
+        title = f"{_relation(view, incident, lead)} at {clock(incident.cause.exited_at)}"
+        lines += ["", paint(title, "bold", "yellow") + f": {incident.sentence}"]
+        lines += _details(view, incident, told, paint)
+        told = incident
     more = f"more: argosy events {view['run']} · argosy logs {view['run']}"
     if view["state"] == "running":
         more += f" · argosy stacks {view['run']}"
-    lines += ["", paint(more, "dim")]
-    print("\n".join(lines))
-    return 0
+    return [*lines, "", paint(more, "dim")]
+
+
+def _present_cause(view: dict[str, Any], incidents: list[Incident]) -> Incident | None:
+    """The failure that a run which is alive has not got over yet: processes of that role are still to be started again."""
+    if view["state"] == "ended" or not incidents:
+        return None
+    newest = incidents[-1]
+    processes = [p for r in view["roles"] if r["role"] == newest.cause.role for p in r["processes"]]
+    return newest if any(p["state"] in _UNDER_WAY for p in processes) else None
+
+
+def _relation(view: dict[str, Any], incident: Incident, lead: Incident | None) -> str:
+    if lead is None:
+        return "healed" if view["outcome"] != "failed" else "earlier,"
+    # What was restarted only to fail again was not healed.
+    is_before = incident.cause.exited_at <= lead.cause.exited_at
+    return "before that," if is_before else "after that,"
+
+
+def _details(
+    view: dict[str, Any], incident: Incident, told: Incident | None, paint: Paint
+) -> list[str]:
+    """Below an incident's sentence: its evidence, unless it is that of the one told last; collateral; remedies."""
+    lines = []
+    if told is not None and is_same_error(incident.cause, told.cause):
+        lines.append(f"  {paint('error', 'dim')}: the same as above")
+    else:
+        lines += show_evidence(view, incident.cause, paint)
+    if incident.collateral:
+        lines.append(f"  {paint('collateral', 'dim')}: {incident.collateral}")
+    return lines + [f"  {paint('then', 'dim')}: {remedy}" for remedy in incident.remedy]
 
 
 def report_end(view: dict[str, Any], client: Client) -> int:
@@ -94,7 +116,7 @@ def explain_failure(client: Client, view: dict[str, Any]) -> str:
         if any(event["fact"]["kind"] == "run.ports_refused" for event in events):
             lines.append("  fix: end who uses the port (`ss -ltnp`), or say 0 for any free one")
     else:
-        lines = [f"{head}: {incident.sentence}", *_evidence(view, incident.cause, paint)]
+        lines = [f"{head}: {incident.sentence}", *show_evidence(view, incident.cause, paint)]
         if incident.collateral:
             lines.append(f"  collateral: {incident.collateral}")
         if view.get("reason"):
@@ -119,7 +141,7 @@ def read_events(controller: Controller, run: str) -> list[dict[str, Any]]:
     return events
 
 
-def _headline(view: dict[str, Any], final: Incident | None, incidents: list[Incident]) -> str:
+def _headline(view: dict[str, Any], incidents: list[Incident]) -> str:
     name = f" ({view['name']})" if view.get("name") else ""
     who = f"run {view['run']}{name}"
     if view["state"] != "ended":
@@ -142,106 +164,6 @@ def _headline(view: dict[str, Any], final: Incident | None, incidents: list[Inci
     reason = f": {view['reason']}" if view.get("reason") else ""
     code = f", exit code {view['exit_code']}" if view["outcome"] == "failed" else ""
     return f"{who} {view['outcome']}{took}{code}{reason}"
-
-
-def _evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[str]:
-    """Traceback or exec error, else the last lines of its log; and the file."""
-    path, tail = log_tail(view["directory"], cause)
-    error = error_lines(cause.exit or {})
-    shown = error or tail
-    lines = [f"    {paint('|', 'dim')} {line}" for line in shown[-EVIDENCE_LINES:]]
-    unsaid = [line for line in tail if line not in error] if error else []
-    if unsaid:
-        lines.append(f"  {paint('last output', 'dim')}:")
-        lines += [f"    {paint('|', 'dim')} {line}" for line in unsaid[-4:]]
-    lines += _stacks(cause, paint)
-    if path:
-        lines.append(f"  {paint('log', 'dim')}: {path}")
-    if cause.how == "fork" and not shown and (cause.exit or {}).get("signal") in _CRASHES:
-        lines.append("  fix: `--env PYTHONFAULTHANDLER=1` makes it tell where it crashed")
-    if shown and shown[-1].startswith(_NEED_INPUT):
-        lines.append("  fix: stdin is empty; `argosy run --tty` gives one process a terminal")
-    return lines
-
-
-def _stacks(cause: Attempt, paint: Paint) -> list[str]:
-    """Where its gang stood when it was suspected, odd ones first."""
-    found = read_stacks(cause.evidence)
-    if not found:
-        return []
-    from argosy.analyze.stackgroups import group_stacks
-    from argosy.cli.stacks import render_group
-
-    lines = [f"  {paint('stacks when it was suspected', 'dim')}: {cause.evidence}"]
-    for group in group_stacks(found):
-        block = render_group(group, len(found), paint, show_all=False)
-        lines += [f"    {line}" for line in block.splitlines()]
-    return lines
-
-
-def read_stacks(path: str) -> list[dict[str, Any]]:
-    """The stacks in a file of evidence; none when there is no such file."""
-    if not path:
-        return []
-    try:
-        with open(path, encoding="utf-8") as file:
-            found: list[dict[str, Any]] = json.load(file)["stacks"]
-            return found
-    except (OSError, ValueError, KeyError):
-        return []
-
-
-def is_same_error(one: Attempt, other: Attempt) -> bool:
-    """Did both end in the same way with the same error?"""
-    first, second = one.exit or {}, other.exit or {}
-    error = error_lines(first)
-    return (
-        bool(error)
-        and describe_exit(first) == describe_exit(second)
-        and error[-1] == (error_lines(second) or [""])[-1]
-    )
-
-
-def log_tail(directory: str, attempt: Attempt) -> tuple[str, list[str]]:
-    """The attempt's log file that says most about its end, and its last lines."""
-    stem = os.path.join(directory, "logs", f"{attempt.role}.{attempt.index}.{attempt.number}")
-    fallback = ""
-    for path in (f"{stem}.err", f"{stem}.out"):
-        try:
-            with open(path, "rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(0, end - _TAIL_BYTES))
-                text = file.read().decode("utf-8", "replace").strip("\0\n")
-        except OSError:
-            continue
-        fallback = fallback or path
-        if text.strip():
-            prefix = f"[rank{attempt.rank}]: "
-            lines = [line.removeprefix(prefix) for line in readable_lines(text)]
-            return path, _crash_lines(lines) or lines[-EVIDENCE_LINES:]
-    return fallback, []
-
-
-def _crash_lines(lines: list[str]) -> list[str]:
-    """The dump of Python's fault handler, without the frames below the program: it tells most at its beginning."""
-    starts = [n for n, line in enumerate(lines) if line.startswith("Fatal Python error:")]
-    if not starts:
-        return []
-    kept = [
-        line
-        for line in lines[starts[-1] :]
-        if not line.startswith("Extension modules:") and not is_bootstrap(line)
-    ]
-    return kept[:EVIDENCE_LINES]
-
-
-def readable_lines(text: str) -> list[str]:
-    """Lines as a terminal would show them in the end: overwritten parts and control sequences left out."""
-    import re
-
-    plain = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])", "", text)
-    lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in plain.split("\n")]
-    return ["".join(c for c in line if c == "\t" or c.isprintable()) for line in lines if line]
 
 
 def _as_json(

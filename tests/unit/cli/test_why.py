@@ -1,9 +1,13 @@
 """The evidence beside a first cause: its last lines as a person would have seen them."""
 
+import io
+
 import pytest
 
 from argosy.analyze.attempts import Attempt, error_lines
-from argosy.cli.why import explain_failure, is_same_error, log_tail, readable_lines
+from argosy.cli.evidence import is_same_error, log_tail, readable_lines
+from argosy.cli.paint import Paint
+from argosy.cli.why import explain, explain_failure
 
 
 @pytest.fixture
@@ -90,3 +94,67 @@ def test_a_refusal_is_not_told_again_at_the_end():
     text = explain_failure(Events(), view)
     assert "its program refused what it was given (exit code 64)" in text
     assert "unknown key" not in text
+
+
+class Story:
+    """Events of a role of one process that fails again and again, and the view of its run."""
+
+    def __init__(self, tmp_path, *errors):
+        self.events = []
+        for number, error in enumerate(errors):
+            attempt, at = f"r1.main.0.{number}", 10.0 * (number + 1)
+            planned = {"role": "main", "index": 0, "number": number, "host": "h"}
+            self.add(at, "attempt.planned", attempt=attempt, **planned)
+            self.add(at, "attempt.started", attempt=attempt, pid=100 + number, how="fork")
+            self.add(at + 5, "attempt.exited", attempt=attempt, code=1, error=error, at=at + 5)
+        self.view = {"run": "r1", "name": "job", "state": "running", "outcome": "", "reason": ""}
+        self.view |= {"waiting": "", "exit_code": None, "directory": str(tmp_path)}
+        self.view["roles"] = [{"role": "main", "processes": [{"state": "running"}]}]
+
+    def add(self, at, kind, /, **fields):
+        fact = {"kind": kind, "run": "r1", **fields}
+        self.events.append({"seq": len(self.events) + 1, "at": at, "fact": fact})
+
+    def end(self, outcome, cause=""):
+        self.add(99.0, "run.ended", outcome=outcome, exit_code=1, first_cause=cause)
+        self.view |= {"state": "ended", "outcome": outcome, "exit_code": 1}
+
+    def titles(self):
+        """The lines that are not indented, without times."""
+        lines = explain(self.view, self.events, Paint(io.StringIO()))
+        return [line.partition(":")[0].partition(" at ")[0] for line in lines if line[:1].strip()]
+
+    def text(self):
+        return "\n".join(explain(self.view, self.events, Paint(io.StringIO())))
+
+
+def test_the_cause_of_the_end_is_told_before_what_happened_earlier(tmp_path):
+    story = Story(tmp_path, "KeyError: 'x'", "OSError: disk", "ValueError: the last")
+    story.end("failed", "r1.main.0.2")
+    assert story.titles()[1:4] == ["first cause", "before that,", "before that,"]
+    text = story.text()
+    places = [text.index(words) for words in ("the last", "KeyError: 'x'", "OSError: disk")]
+    assert places == sorted(places)
+
+
+def test_the_cause_of_the_present_state_is_told_before_what_was_healed(tmp_path):
+    story = Story(tmp_path, "KeyError: 'x'", "ValueError: the last")
+    assert story.titles()[1:3] == ["healed", "healed"]
+    story.view["roles"][0]["processes"][0]["state"] = "waiting"
+    story.view["waiting"] = "main/0 backoff: restarts in 3.0 s"
+    assert story.titles()[1:3] == ["first cause", "before that,"]
+    assert story.text().index("the last") < story.text().index("KeyError")
+    assert "restarts in 3.0 s" in story.text().splitlines()[0]
+
+
+def test_an_error_that_was_shown_is_not_shown_again(tmp_path):
+    story = Story(tmp_path, "KeyError: 'x'", "KeyError: 'x'", "KeyError: 'x'")
+    story.end("failed", "r1.main.0.2")
+    assert story.text().count("KeyError: 'x'") == 1
+    assert story.text().count("the same as above") == 2
+
+
+def test_what_a_run_that_succeeded_got_over_is_called_healed(tmp_path):
+    story = Story(tmp_path, "KeyError: 'x'")
+    story.end("succeeded")
+    assert story.titles()[1] == "healed"
