@@ -71,10 +71,12 @@ class Controller:
         view: dict[str, Any] = max(runs, key=lambda run: run["submitted_at"])
         return view
 
-    def array(self, word: str) -> list[dict[str, Any]]:
-        """The runs of the array of this name, in order."""
-        runs = self.get(f"/v1/runs?all=1&limit={MOST_LISTED}")["runs"]
-        return [run for run in reversed(runs) if is_member(run, word)]
+    def all_named(self, word: str) -> list[dict[str, Any]]:
+        """The run of this id; else all runs of this name and of the array of this name, oldest first; none when there are none."""
+        runs: list[dict[str, Any]] = self.get(f"/v1/runs?all=1&limit={MOST_LISTED}")["runs"]
+        if found := [run for run in runs if run["run"] == word]:
+            return found
+        return [run for run in reversed(runs) if run["name"] == word or is_member(run, word)]
 
     def _by_prefix(self, word: str, error: NotFoundError) -> dict[str, Any]:
         """The run whose id begins so; `error` is what the controller said of the whole word."""

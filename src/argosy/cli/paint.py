@@ -72,7 +72,7 @@ def terminal_width() -> int:
 def render_table(
     headers: list[str], rows: list[list[str]], paint: Paint, *, state_column: int | None = None
 ) -> str:
-    """Columns as wide as their widest cell; on a terminal the last one is cut to what fits."""
+    """Columns as wide as their widest cell; on a terminal a last one that does not fit stands below its row, cut to the width."""
     widths = [
         max(len(header), *(len(row[i]) for row in rows)) if rows else len(header)
         for i, header in enumerate(headers)
@@ -82,21 +82,26 @@ def render_table(
     last = max(12, limit - before_last)
     lines = [paint(_row(headers, widths, last), "bold")]
     for row in rows:
-        line = _row(row, widths, last)
+        has_room = len(row[-1]) <= last
+        line = _row(row if has_room else [*row[:-1], ""], widths, last)
         if state_column is not None:
             start = sum(widths[:state_column]) + 2 * state_column
             end = start + widths[state_column]
             styles = STATE_STYLES.get(row[state_column], ())
             line = line[:start] + paint(line[start:end], *styles) + line[end:]
         lines.append(line)
+        if not has_room:
+            lines.append(_cut(f"    {row[-1]}", limit))
     return "\n".join(lines) + "\n"
 
 
 def _row(cells: list[str], widths: list[int], last: int) -> str:
-    cut = cells[-1] if len(cells[-1]) <= last else cells[-1][: last - 1] + "…"
-    return "  ".join(
-        [c.ljust(w) for c, w in zip(cells[:-1], widths, strict=False)] + [cut]
-    ).rstrip()
+    padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
+    return "  ".join([*padded, _cut(cells[-1], last)]).rstrip()
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`argosy queue`: runs that wait for CPU and memory; add to it, take from it."""
+"""`argosy queue`: runs that wait for CPU and memory, and why; add to it, take from it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from typing import Any
 
 from argosy.cli.arguments import Arguments
-from argosy.cli.connection import connect
+from argosy.cli.connection import Controller, connect
 from argosy.cli.paint import Paint, render_table, size
 from argosy.cli.program import read_program
 from argosy.cli.run import print_handles, submit_program
 from argosy.control.home import open_cluster
 from argosy.errors import NotFoundError
 
-HEADERS = ["RUN", "NAME", "PRIORITY", "SHARE", "CPUS", "MEMORY", "AHEAD"]
+HEADERS = ["RUN", "NAME", "PRIORITY", "SHARE", "CPUS", "MEMORY", "AHEAD", "WHY"]
 
 
 def show(arguments: Arguments) -> int:
@@ -23,11 +23,10 @@ def show(arguments: Arguments) -> int:
     if arguments.get("json"):
         print(json.dumps(answer))
         return 0
-    entries = _entries(answer)
-    if not entries:
+    if not answer["queue"]:
         print("the queue is empty")
         return 0
-    rows = [_row(entry) for entry in entries]
+    rows = [row_of(entry) for entry in answer["queue"]]
     sys.stdout.write(render_table(HEADERS, rows, Paint(sys.stdout)))
     return 0
 
@@ -41,9 +40,25 @@ def add(arguments: Arguments) -> int:
 
 
 def cancel(arguments: Arguments) -> int:
-    """Take a run, or all runs of an array, out of the queue; running ones are stopped gracefully."""
+    """Take runs out of the queue; those that run already are stopped gracefully."""
     controller = connect()
-    views = controller.array(arguments.word()) or [controller.run(arguments.word())]
+    done = []
+    for view in choose_runs(controller, arguments.word()):
+        answer = controller.post(
+            f"/v1/runs/{view['run']}/stop", {"hard": False, "reason": "argosy queue cancel"}
+        )
+        done.append({"run": view["run"], "name": view["name"], **answer})
+        if not arguments.get("json"):
+            what = "cancelled" if view["state"] == "queued" else "is being stopped"
+            print(f"{view['run']} ({view['name']}) {what}")
+    if arguments.get("json"):
+        print(json.dumps({"runs": done}))
+    return 0
+
+
+def choose_runs(controller: Controller, word: str) -> list[dict[str, Any]]:
+    """An id or the beginning of one means that run; a name all runs of that name, arrays too, that have not ended; oldest first."""
+    views = controller.all_named(word) or [controller.run(word)]
     alive = [view for view in views if view["state"] != "ended"]
     if not alive:
         has = "has" if len(views) == 1 else f"and {len(views) - 1} others have"
@@ -51,24 +66,11 @@ def cancel(arguments: Arguments) -> int:
             f"run {views[-1]['run']} {has} already {views[-1]['outcome'] or 'ended'}",
             fix="see `argosy queue`",
         )
-    for view in alive:
-        answer = controller.post(
-            f"/v1/runs/{view['run']}/stop", {"hard": False, "reason": "argosy queue cancel"}
-        )
-        print(
-            json.dumps({"run": view["run"], **answer})
-            if arguments.get("json")
-            else f"{view['run']} cancelled"
-        )
-    return 0
+    return alive
 
 
-def _entries(answer: Any) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = answer["queue"] if isinstance(answer, dict) else answer
-    return entries
-
-
-def _row(entry: dict[str, Any]) -> list[str]:
+def row_of(entry: dict[str, Any]) -> list[str]:
+    """One waiting run for the table."""
     memory = entry.get("memory_bytes") or 0
     return [
         str(entry["run"]),
@@ -78,4 +80,6 @@ def _row(entry: dict[str, Any]) -> list[str]:
         f"{entry.get('cpus') or 0:g}",
         size(memory) if memory else "-",
         str(entry.get("ahead", "-")),
+        # The state is the table's own subject.
+        str(entry.get("why") or "").removeprefix("queued: "),
     ]

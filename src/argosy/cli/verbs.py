@@ -327,7 +327,7 @@ VERBS = (
     Verb(
         "queue",
         "queue",
-        "runs that wait for CPU and memory; `queue add`, `queue cancel`",
+        "runs that wait for CPU and memory, and why; `queue add`, `queue cancel`",
         entry="argosy.cli.queue:show",
         options=(JSON,),
         examples=("argosy queue",),
@@ -335,7 +335,7 @@ VERBS = (
     Verb(
         "queue ls",
         "queue ls",
-        "runs that wait for CPU and memory",
+        "runs that wait for CPU and memory, and why",
         entry="argosy.cli.queue:show",
         options=(JSON,),
         examples=("argosy queue ls --json",),
@@ -352,9 +352,10 @@ VERBS = (
     Verb(
         "queue cancel",
         "queue cancel RUN",
-        "take a run, or all of an array, out of the queue; running ones are stopped",
+        "take runs out of the queue; running ones are stopped",
         entry="argosy.cli.queue:cancel",
         options=(JSON,),
+        details="RUN is an id or the beginning of one; or a name: then all runs of that name, arrays too, that have not ended.",
         examples=("argosy queue cancel experiment",),
     ),
     Verb(

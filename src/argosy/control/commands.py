@@ -10,6 +10,7 @@ import hashlib
 import msgspec
 
 from argosy.config.spec import RoleSpec, RunSpec
+from argosy.control.placement import Placement, need_of
 from argosy.control.supervisor import Supervisor
 from argosy.errors import ConfigError, NotFoundError
 
@@ -23,6 +24,15 @@ def check_secrets(spec: RunSpec, blobs: dict[str, str]) -> None:
                     f"roles.{name}.secrets names {secret!r}, which was not given",
                     fix=f"submit the run with a value for {secret}",
                 )
+
+
+def check_room(spec: RunSpec, placement: Placement) -> None:
+    """Raise ConfigError for a run that would wait in the queue for ever, however much of the hosts becomes free."""
+    if spec.queued and placement.hosts and not placement.could_ever(spec):
+        raise ConfigError(
+            f"the run needs {need_of(spec).describe()}, and {placement.describe()}: it would wait for ever",
+            fix="ask for less with --cpus, --memory or -n; outside the queue (`argosy run`) they are not accounted",
+        )
 
 
 def without_values(spec: RunSpec) -> RunSpec:

@@ -22,6 +22,7 @@ from argosy.config.checks import check_spec
 from argosy.config.spec import Submission
 from argosy.control.agentlinks import AgentLinks
 from argosy.control.blobs import Blobs
+from argosy.control.commands import check_room
 from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.eventlog import EventLog, run_of
 from argosy.control.evidence import Evidence
@@ -144,6 +145,7 @@ class Conductor:
         check_spec(submission.spec)
         await self._check_log()
         await self.wait_for_agent()
+        check_room(submission.spec, self.coordinator.placement)
         pinned: list[str] = []
         try:
             env_blob = await self._put_environment(submission.env, pinned)

@@ -41,6 +41,11 @@ class Need:
     cpus: float
     memory: int
 
+    def describe(self) -> str:
+        """In words: `2 CPUs and 1.5 GiB`."""
+        cpus = f"{self.cpus:g} CPU{'s' if self.cpus != 1 else ''}"
+        return f"{cpus} and {self.memory / (1 << 30):.1f} GiB" if self.memory else cpus
+
 
 def need_of(spec: RunSpec) -> Need:
     """Sum of the requests of all processes, spares included."""
@@ -104,6 +109,13 @@ class Placement:
         capacity.cpus = capacity.cpus if cpus is None else cpus
         capacity.memory_bytes = capacity.memory_bytes if memory is None else memory
         insort(self._order, self._key(capacity))
+
+    def describe(self) -> str:
+        """What the hosts have, in words."""
+        total = Need(self.total_cpus, self.total_memory).describe()
+        if len(self.hosts) == 1:
+            return f"the only host has {total}"
+        return f"the {len(self.hosts)} hosts have {total} in all"
 
     def could_ever(self, spec: RunSpec) -> bool:
         """Whether the run would fit if nothing else ran."""

@@ -239,15 +239,15 @@ class Queue:
         if not self.placement.hosts:
             return "waits for a host"
         need = need_of(entry.spec)
-        wants = [f"{need.cpus:g} CPU{'s' if need.cpus != 1 else ''}"]
-        if need.memory:
-            wants.append(f"{need.memory / (1 << 30):.1f} GiB")
-        text = f"queued: needs {' and '.join(wants)}"
+        text = f"queued: needs {need.describe()}"
         if not self._is_possible(entry):
-            return f"{text}, the hosts have {self.placement.total_cpus:g} in all"
+            return f"{text}, which is never free: {self.placement.describe()}"
         ahead = self._positions()[run]
         runs = "1 run" if ahead == 1 else f"{ahead} runs"
-        return f"{text}, {max(0.0, self.placement.free_cpus):g} free, {runs} ahead"
+        free = f"{max(0.0, self.placement.free_cpus):g}"
+        if need.memory:
+            free += f" and {max(0, self.placement.free_memory) / (1 << 30):.1f} GiB"
+        return f"{text}, {free} free, {runs} ahead"
 
     def in_order(self) -> list[Entry]:
         """Waiting runs as they would start if nothing ended or came: by priority, then turn and turn about by share."""

@@ -230,6 +230,7 @@ def queue_view(queue: Queue) -> list[dict[str, Any]]:
             "memory_bytes": need_of(entry.spec).memory,
             "ahead": position,
             "overtaken": entry.overtaken,
+            "why": queue.waiting(entry.run),
         }
         for position, entry in enumerate(queue.in_order())
     ]

@@ -8,8 +8,9 @@ from argosy.control.conductor import Conductor
 from argosy.control.eventlog import EventLog
 from argosy.control.home import Cluster
 from argosy.control.shutdown import Shutdown
-from argosy.errors import ClusterError, InvariantError, NotFoundError
+from argosy.errors import ClusterError, ConfigError, InvariantError, NotFoundError
 from argosy.protocol.facts import Note
+from argosy.protocol.messages import PROTOCOL_VERSION, Hello
 from argosy.testing.scripted import ScriptedHost
 
 
@@ -52,6 +53,30 @@ def test_a_refusal_is_no_failure(tmp_path):
         assert not conductor.failed.done()
         conductor.note(Note(text="goes on"))
         conductor.failed.cancel()
+
+    with_conductor(tmp_path, test)
+
+
+def test_a_run_that_no_host_could_ever_hold_is_not_accepted(tmp_path):
+    async def test(conductor):
+        async def is_there():
+            pass
+
+        conductor.wait_for_agent = is_there
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            host="h",
+            keeper="k",
+            pid=1,
+            cpus=2,
+            memory_bytes=1 << 30,
+            alive=[],
+        )
+        await conductor.apply(conductor.coordinator.receive(1.0, "h", hello))
+        role = RoleSpec(command=["true"], cpu_request=64.0)
+        with pytest.raises(ConfigError, match="needs 64 CPUs, and the only host has 2 CPUs"):
+            await conductor.submit(Submission(spec=RunSpec(roles={"a": role}, queued=True)))
+        await conductor.submit(Submission(spec=RunSpec(roles={"a": role})))
 
     with_conductor(tmp_path, test)
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from argosy.cli.connection import Controller
+from argosy.cli.queue import choose_runs
 from argosy.config.spec import RoleSpec
 from argosy.errors import ForgottenError, NotFoundError
 from argosy.protocol.facts import RunSubmitted
@@ -60,3 +61,27 @@ def test_a_forgotten_run_is_called_so_and_not_unknown(host):
 def test_a_name_that_looks_like_the_id_of_a_forgotten_run_is_found(host):
     run = host.submit({"a": RoleSpec(command=["x"])}, name="r1abcd")
     assert Answers(host.coordinator).run("r1abcd")["run"] == run
+
+
+def test_a_name_to_cancel_means_all_of_that_name_and_an_id_one_run():
+    host = ScriptedHost(cpus=1)
+    role = {"a": RoleSpec(command=["x"], cpu_request=1.0)}
+    same = [host.submit(role, name="job", queued=True) for _ in range(3)]
+    other = host.submit(role, name="other", queued=True)
+    host.submit(role, name="many", queued=True, array=2)
+    host.run = same[0]
+    host.start()
+    host.exit("a.0.0", code=0)
+    controller = Answers(host.coordinator)
+
+    def chosen(word):
+        return [view["run"] for view in choose_runs(controller, word)]
+
+    assert chosen("job") == same[1:]
+    assert chosen(same[2]) == [same[2]]
+    assert chosen("other") == [other]
+    assert len(chosen("many")) == 2
+    with pytest.raises(NotFoundError, match="already succeeded"):
+        chosen(same[0])
+    with pytest.raises(NotFoundError, match="there is no run"):
+        chosen("nothing")

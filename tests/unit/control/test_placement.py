@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.config.spec import RoleSpec, RunSpec
+from argosy.control.commands import check_room
 from argosy.control.placement import Placement, need_of
+from argosy.errors import ConfigError
 
 
 def run(count=1, cpus=1.0, memory=0, **more):
@@ -65,6 +69,15 @@ def test_what_can_never_fit_is_known():
     assert not placement.could_ever(run(count=3, cpus=1.3)), (
         "three pieces, two hosts with room for one"
     )
+
+
+def test_a_queued_run_that_could_never_start_is_refused_with_what_there_is():
+    large = msgspec.structs.replace(run(count=5), queued=True)
+    with pytest.raises(ConfigError, match="needs 5 CPUs, and the 2 hosts have 4 CPUs"):
+        check_room(large, hosts(2, 2))
+    check_room(run(count=5), hosts(2, 2))  # at once: nothing is accounted
+    check_room(large, Placement())  # nobody knows yet
+    check_room(msgspec.structs.replace(run(count=4), queued=True), hosts(2, 2))
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.1, 0.5, 1.0, 3.0])), max_size=40))

@@ -101,7 +101,7 @@ def test_a_run_that_can_never_fit_blocks_nobody():
             done += 1
             bench.end(run)
     assert done == 100
-    assert "2 in all" in bench.queue.waiting("impossible")
+    assert "which is never free" in bench.queue.waiting("impossible")
 
 
 def test_a_cancelled_run_leaves_the_queue():
@@ -122,6 +122,14 @@ def test_a_waiting_run_says_why():
     bench.add("b", cpus=2.0)
     bench.add("c", cpus=2.0)
     assert bench.queue.waiting("c") == "queued: needs 2 CPUs, 0.5 free, 1 run ahead"
+
+
+def test_a_run_that_no_host_can_hold_says_so():
+    bench = Bench(cpus=2)
+    bench.add("large", cpus=64.0)
+    assert bench.queue.waiting("large") == (
+        "queued: needs 64 CPUs, which is never free: the only host has 2 CPUs and 1.0 GiB"
+    )
 
 
 def test_every_run_of_thousands_is_admitted_once():

@@ -1,0 +1,34 @@
+"""Tables for people: nothing that explains a row is lost for want of width."""
+
+import io
+
+from argosy.cli import paint as painting
+from argosy.cli.paint import Paint, render_table
+from argosy.cli.queue import HEADERS, row_of
+
+ENTRY = {"run": "r1", "name": "big", "priority": 0, "share": "big", "cpus": 2.0, "ahead": 3}
+WHY = "queued: needs 2 CPUs, 1 free, 3 runs ahead"
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_the_queue_says_why_a_run_waits():
+    table = render_table(HEADERS, [row_of({**ENTRY, "why": WHY})], Paint(io.StringIO()))
+    header, row = table.splitlines()
+    assert header.split()[-1] == "WHY"
+    assert row.endswith("needs 2 CPUs, 1 free, 3 runs ahead")
+
+
+def test_a_reason_too_long_for_the_terminal_stands_below_its_row(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(painting, "terminal_width", lambda: 60)
+    rows = [row_of({**ENTRY, "why": WHY}), row_of({**ENTRY, "why": "short"})]
+    lines = render_table(HEADERS, rows, Paint(Screen())).splitlines()
+    assert lines[2] == "    needs 2 CPUs, 1 free, 3 runs ahead"
+    assert lines[3].endswith("short")
+    assert all(len(line) <= 60 for line in lines)
