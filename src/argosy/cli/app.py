@@ -38,11 +38,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except ArgosyError as error:
-        sys.stderr.write(render_error(error, is_terminal=sys.stderr.isatty()))
-        return error.exit_code
+        return report_error(error, words)
     # The process's entry point: a bug of ours must still end in a clear message.
     except Exception as error:  # noqa: BLE001
-        return _report_bug(error)
+        return report_error(_bug(error), words)
 
 
 def _interrupt_once() -> None:
@@ -108,6 +107,25 @@ def _load(entry: str) -> Callable[[Any], int | None]:
     return loaded
 
 
+def report_error(error: ArgosyError, words: list[str]) -> int:
+    """Two lines for a person on stderr; with --json also an object on stdout, where a program looks. Its exit code."""
+    sys.stderr.write(render_error(error, is_terminal=sys.stderr.isatty()))
+    if wants_json(words):
+        import json
+
+        told = {"code": error.exit_code, "message": error.what, "fix": error.fix}
+        try:
+            print(json.dumps({"error": told}), flush=True)
+        except BrokenPipeError:
+            _silence_stdout()
+    return error.exit_code
+
+
+def wants_json(words: list[str]) -> bool:
+    """Whether --json stands among our own words, not among the arguments of a program."""
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
 def render_error(error: ArgosyError, *, is_terminal: bool) -> str:
     """Two lines for a person."""
     red, bold, plain = ("\033[31m", "\033[1m", "\033[0m") if is_terminal else ("", "", "")
@@ -121,7 +139,8 @@ def _silence_stdout() -> None:
     os.close(null)
 
 
-def _report_bug(error: Exception) -> int:
+def _bug(error: Exception) -> ArgosyError:
+    """A bug of ours as an error for people; its traceback is kept."""
     import tempfile
     import traceback
 
@@ -129,11 +148,10 @@ def _report_bug(error: Exception) -> int:
         "w", prefix="argosy-traceback-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:
         traceback.print_exception(error, file=file)
-    sys.stderr.write(
-        f"argosy: a bug of ours: {type(error).__name__}: {error}\n"
-        f"  fix: report it with the traceback in {file.name}\n"
+    return ArgosyError(
+        f"a bug of ours: {type(error).__name__}: {error}",
+        fix=f"report it with the traceback in {file.name}",
     )
-    return 70
 
 
 if __name__ == "__main__":

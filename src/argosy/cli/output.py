@@ -16,7 +16,7 @@ from argosy.cli.paint import RANK_COLOURS, Paint, clock
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TextIO
 
 _COPY_BYTES = 256 << 10
 _LOOK_SECONDS = 0.2
@@ -26,8 +26,9 @@ _LOOK_SECONDS = 0.2
 class RawOutput:
     """Copies the output files of a single process; how far it got is counted in bytes, so nothing is lost or doubled."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, out: int = 1) -> None:
         self._logs = os.path.join(directory, "logs")
+        self._out = out
         self._positions: dict[str, int] = {}
 
     def note_file(self, role: str, index: int, number: int) -> None:
@@ -51,7 +52,7 @@ class RawOutput:
             try:
                 position = min(position, os.fstat(descriptor).st_size)
                 while data := os.pread(descriptor, _COPY_BYTES, position):
-                    write_all(2 if path.endswith(".err") else 1, data)
+                    write_all(2 if path.endswith(".err") else self._out, data)
                     position += len(data)
             finally:
                 os.close(descriptor)
@@ -80,6 +81,7 @@ class LabelledOutput:
         is_live: bool = True,
         should_fold: bool = True,
         has_timestamps: bool = False,
+        out: TextIO | None = None,
     ) -> None:
         self._has_one_role = len(view["roles"]) == 1
         self._counts = {role["role"]: int(role.get("count", 1)) for role in view["roles"]}
@@ -91,7 +93,8 @@ class LabelledOutput:
         self._folder = Folder(members, window_seconds=window) if should_fold else None
         self._is_live = is_live
         self._has_timestamps = has_timestamps
-        self._paint = {"out": Paint(sys.stdout), "err": Paint(sys.stderr)}
+        self._files = {"out": out or sys.stdout, "err": sys.stderr}
+        self._paint = {stream: Paint(file) for stream, file in self._files.items()}
         self._unfinished: dict[tuple[str, int, int, str], str] = {}
 
     def note_file(self, role: str, index: int, number: int) -> None:
@@ -138,13 +141,13 @@ class LabelledOutput:
     def _show(self, lines: list[FoldedLine]) -> None:
         for line in lines:
             paint = self._paint.get(line.stream, self._paint["out"])
-            file = sys.stderr if line.stream == "err" else sys.stdout
+            file = self._files.get(line.stream, self._files["out"])
             stamp = paint(clock(line.at), "dim") + " " if self._has_timestamps else ""
             label = paint(f"[{self.label(line.members)}]", self._colour(line.members))
             file.write(f"{stamp}{label} {line.text}\n")
         if lines:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for file in self._files.values():
+                file.flush()
 
     def label(self, members: list[Member]) -> str:
         """`0-3`, or `web, train/0-3` in a run of several roles."""
@@ -170,12 +173,12 @@ class LabelledOutput:
 Output = RawOutput | LabelledOutput
 
 
-def choose_output(view: dict[str, Any], *, is_raw_allowed: bool = True) -> Output:
-    """Raw for a single process, labelled for several."""
+def choose_output(view: dict[str, Any], *, is_json: bool = False) -> Output:
+    """Raw for a single process, labelled for several; all of it on stderr when stdout is for JSON."""
     count = sum(int(role.get("count", 1)) for role in view["roles"])
-    if count == 1 and len(view["roles"]) == 1 and is_raw_allowed:
-        return RawOutput(view["directory"])
-    return LabelledOutput(view)
+    if count == 1 and len(view["roles"]) == 1:
+        return RawOutput(view["directory"], out=2 if is_json else 1)
+    return LabelledOutput(view, out=sys.stderr if is_json else None)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

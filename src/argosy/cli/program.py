@@ -96,6 +96,11 @@ def _role(arguments: Arguments, script: str) -> dict[str, Any]:
     if arguments.get("tty"):
         if role.get("count", 1) + role.get("spares", 0) > 1:
             raise ConfigError("--tty is for one process", fix="leave out -n, or say -n 1")
+        if arguments.get("json") and not arguments.get("detach"):
+            raise ConfigError(
+                "--tty shows the program on the terminal, --json prints JSON there",
+                fix="leave one of them out, or add --detach",
+            )
         role["tty"] = True
     _apply_warmth(role, arguments)
     if arguments.get("cpus"):

@@ -75,13 +75,14 @@ def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments:
     from argosy.cli.follow import DETACHED, Follower
     from argosy.cli.output import choose_output
 
+    is_json = bool(arguments.get("json"))
     view = _expected_view(handle, spec, cluster.runs)
-    follower = Follower(client, view, choose_output(view), imports=_imports(spec))
+    follower = Follower(client, view, choose_output(view, is_json=is_json), imports=_imports(spec))
     end = follower.follow(tied=bool(spec.get("tied")))
+    if is_json:
+        print(json.dumps(end or handle.view()))
     if end is None:
         return DETACHED
-    if arguments.get("json"):
-        print(json.dumps(end))
     if end["outcome"] == "succeeded":
         return 0
     from argosy.cli.why import report_end

@@ -20,7 +20,8 @@ def scale(arguments: Arguments) -> int:
     controller = connect()
     target, view = controller.resolve(word)
     if target.index is not None:
-        raise ConfigError("one process has no size", fix=f"argosy scale {word.rpartition('/')[0]}")
+        fix = f"argosy scale {word.rpartition('/')[0]} {size}"
+        raise ConfigError("one process has no size", fix=fix)
     body = {"size": size, "role": target.role, "restart": bool(arguments.get("restart"))}
     command = controller.post(f"/v1/runs/{view['run']}/scale", body)["command"]
     outcome = ""
@@ -30,15 +31,15 @@ def scale(arguments: Arguments) -> int:
         view = controller.get(f"/v1/runs/{view['run']}")
     roles = {role["role"]: role for role in view["roles"] if role["gang"]}
     role = roles[target.role] if target.role else next(iter(roles.values()))
+    if outcome not in ("", "ok"):
+        raise ClusterError(f"{word} was not resized: {outcome}", fix=f"argosy events {view['run']}")
     if arguments.get("json"):
         keys = ("role", "generation", "count")
         answer = {"run": view["run"], "command": command, "outcome": outcome or "accepted"}
         print(json.dumps({**answer, **{key: role[key] for key in keys}}))
-    elif outcome in ("", "ok"):
+    else:
         state = f"has {size} ranks, generation {role['generation']}"
         print(f"{view['run']}/{role['role']} {state if outcome else f'gets {size} ranks'}")
-    if outcome not in ("", "ok"):
-        raise ClusterError(f"{word} was not resized: {outcome}", fix=f"argosy events {view['run']}")
     return 0
 
 

@@ -215,6 +215,13 @@ after_ready = ["first"]
     assert "[second] ready\n[second] that\n" in done.stdout
 
 
+def test_with_json_stdout_holds_json_alone(argosy):
+    done = argosy("run", "--json", "--", "sh", "-c", "echo said; exit 3", code=3)
+    view = json.loads(done.stdout)
+    assert (view["outcome"], view["exit_code"]) == ("failed", 3)
+    assert "said\n" in done.stderr
+
+
 def test_a_run_from_python_is_the_same(argosy):
     program = (
         "import argosy\n"

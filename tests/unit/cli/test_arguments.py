@@ -1,5 +1,7 @@
 """The command line is read by one table; what is not in it is refused with the nearest that is."""
 
+import json
+
 import pytest
 
 from argosy.cli.app import find_verb, main
@@ -133,3 +135,18 @@ def test_the_mend_of_a_misplaced_argument_is_the_whole_line_with_our_own_options
 )
 def test_the_options_of_other_tools_are_answered_with_ours(line, meant):
     assert f"did you mean `{meant}`?" in refusal(line).fix
+
+
+@pytest.mark.parametrize("text", ["stauts --json", "run --json absent.py", "ps --json a b"])
+def test_an_error_is_json_on_stdout_too_when_json_was_asked_for(text, capsys):
+    assert main(text.split()) == 64
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert set(error) == {"code", "message", "fix"}
+    assert error["code"] == 64
+    assert printed.err == f"argosy: {error['message']}\n  fix: {error['fix']}\n"
+
+
+def test_an_argument_of_the_program_does_not_ask_for_json(capsys):
+    assert main(["run", "absent.py", "--", "--json"]) == 64
+    assert capsys.readouterr().out == ""

@@ -129,3 +129,17 @@ def test_text_without_a_lines_end_is_shown_when_the_files_are_looked_at(tmp_path
     assert output.deadline() is not None
     output.flush(0.0)
     assert capfd.readouterr().err == "\r 10%"
+
+
+def test_stdout_is_left_to_json(tmp_path, capfd):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "main.0.0.out").write_text("from one\n")
+    one = choose_output({**view(main=1), "directory": str(tmp_path)}, is_json=True)
+    one.line(line(0, "?", role="main"))
+    one.finish()
+    several = choose_output(view(train=2), is_json=True)
+    several.line(line(0, "from several"))
+    several.finish()
+    found = capfd.readouterr()
+    assert found.out == ""
+    assert found.err == "from one\n[0] from several\n"
