@@ -25,9 +25,10 @@ class Catalogue(Listing):
         """Open only what was signed by one of these keys."""
         self._keys = [signatures.read_public(one) for one in public_keys]
 
-    def open(self, step: int) -> Opened:
-        """A checkpoint; NotFoundError names those that are there."""
-        opened = Opened(self.directory_of(step), files=self.files)
+    def open(self, step: int, source: Listing | None = None) -> Opened:
+        """A checkpoint, of another listing when one is given; NotFoundError names those that are there."""
+        listing = source or self
+        opened = Opened(listing.place_of(step), files=listing.files)
         try:
             check_step(opened, step)
             if self._keys:

@@ -79,6 +79,9 @@ class Blocks:
 class Files:
     """The operating system's calls; a test's subclass lets them fail."""
 
+    has_cheap_seeks = True
+    """Whether many short reads cost about as much as one long one of as many bytes."""
+
     def open(self, name: str, flags: int, directory: int | None = None, mode: int = 0o644) -> int:
         """A descriptor; symbolic links are not followed."""
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=directory)

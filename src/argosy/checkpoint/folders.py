@@ -1,21 +1,21 @@
-"""A committed checkpoint's directory: its manifest, its files, open and of the right size, and its values. No torch.
+"""A committed checkpoint: its manifest, its files, open and of the right size, and its values. No torch.
 
-`Folder(directory)` reads and validates the manifest and nothing else. Files are opened when first needed, without following links. The command line
-and the verification need no more; `Opened` adds tensors.
+`Folder(directory)` reads and validates the manifest and nothing else. Files are opened when first needed. The command line and the verification need
+no more; `Opened` adds tensors. Where the files lie is the business of places.py.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from argosy.checkpoint import directio, fetches, manifests, names, tables, trees
+from argosy.checkpoint import fetches, manifests, names, tables, trees
 from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.fetches import DamagedChunk, Stored
 from argosy.checkpoint.manifests import Manifest, TensorRecord
+from argosy.checkpoint.places import Directory, Place
 from argosy.config.nearest import nearest
 from argosy.errors import CheckpointDamaged, NotFoundError
 
@@ -23,20 +23,17 @@ from argosy.errors import CheckpointDamaged, NotFoundError
 class Folder:
     """One checkpoint, opened for reading; a context manager."""
 
-    def __init__(self, directory: Path | str, *, files: Files = FILES) -> None:
-        self.path = Path(directory)
-        self.files = files
+    def __init__(self, place: Place | Path | str, *, files: Files = FILES) -> None:
         self._open: dict[str, Stored] = {}
-        self._fd = -1
+        self._is_closed = True
+        self.place: Place = (
+            Directory(Path(place), files) if isinstance(place, (str, Path)) else place
+        )
+        self._is_closed = False
+        self.path = self.place.path
+        self.files = self.place.files
         try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            raise NotFoundError(
-                f"{self.path} is no checkpoint: there is no such directory",
-                fix="give a step-… directory, or a step that `argosy checkpoint ls` shows",
-            )
-        try:
-            self.manifest_bytes = _read_manifest(self.path, self._fd, files)
+            self.manifest_bytes = self.place.read_manifest()
             self.manifest: Manifest = manifests.decode(self.manifest_bytes, f"{self.path.name}")
         except BaseException:
             self.close()
@@ -77,10 +74,7 @@ class Folder:
         found = self._open.get(name)
         if found is None:
             record = self.manifest.files[name]
-            with self.directory_of(name) as (directory, file):
-                descriptor, is_direct = directio.open_data(
-                    self.files, file, directory, record.size, self.path.name
-                )
+            descriptor, is_direct = self.place.open(name, record)
             found = self._open[name] = Stored(
                 name=name,
                 descriptor=descriptor,
@@ -91,26 +85,6 @@ class Folder:
                 checkpoint=self.path.name,
             )
         return found
-
-    @contextmanager
-    def directory_of(self, name: str) -> Iterator[tuple[int, str]]:
-        """Where a file of the checkpoint lies: a descriptor that is open within, and the name there."""
-        record = self.manifest.files[name]
-        if record.stored == "here" or record.origin is None:
-            yield self._fd, name
-            return
-        other = self.path.absolute().parent / names.step_name(record.origin.step)
-        try:
-            directory = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            raise CheckpointDamaged(
-                f"{self.path.name} refers to {other.name}, which is gone",
-                fix="use another checkpoint",
-            )
-        try:
-            yield directory, record.origin.file
-        finally:
-            os.close(directory)
 
     @contextmanager
     def naming_tensors(self) -> Iterator[None]:
@@ -138,11 +112,11 @@ class Folder:
     def close(self) -> None:
         """Give the descriptors back."""
         for one in self._open.values():
-            os.close(one.descriptor)
+            self.place.give_back(one.descriptor)
         self._open.clear()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if not self._is_closed:
+            self._is_closed = True
+            self.place.close()
 
     def __enter__(self) -> Self:
         return self
@@ -151,31 +125,5 @@ class Folder:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
+        if not getattr(self, "_is_closed", True):
             self.close()
-
-
-def _read_manifest(path: Path, directory: int, files: Files) -> bytes:
-    try:
-        descriptor = files.open(names.MANIFEST, os.O_RDONLY, directory)
-    except OSError:
-        raise CheckpointDamaged(
-            f"{path} has no {names.MANIFEST}: it is no checkpoint, or was not copied whole",
-            fix="use another checkpoint",
-        )
-    try:
-        size = os.fstat(descriptor).st_size
-        if size > names.MOST_MANIFEST_BYTES:
-            raise CheckpointDamaged(f"{path / names.MANIFEST} has {size} bytes: more than allowed")
-        data = bytearray(size)
-        done = 0
-        while done < size:
-            count = files.read(descriptor, memoryview(data)[done:], done)
-            if count <= 0:
-                break
-            done += count
-        return bytes(data[:done])
-    except OSError as failure:
-        raise directio.disk_error(failure, f"{path / names.MANIFEST} cannot be read")
-    finally:
-        os.close(descriptor)

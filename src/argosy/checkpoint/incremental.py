@@ -24,6 +24,7 @@ from argosy.checkpoint.directio import BLOCKS, Files
 from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.layouts import FileImage, Image
 from argosy.checkpoint.manifests import FileRecord, Manifest, Origin, Parent
+from argosy.checkpoint.places import Directory
 from argosy.checkpoint.records import Outline, Reused
 from argosy.checkpoint.shares import Duty
 from argosy.checkpoint.sources import Source
@@ -186,8 +187,10 @@ def _base_of(staging: Staging, parent: Parent, files: Files) -> Folder | None:
 def _link(staging: Staging, base: Folder, same: Sequence[str], files: Files) -> Mapping[str, str]:
     """Each file linked into the staging directory; where there are no links, referred to."""
     found = {}
+    place = base.place
+    assert isinstance(place, Directory)
     for name in same:
-        with base.directory_of(name) as (directory, file):
+        with place.directory_of(name, base.manifest.files[name]) as (directory, file):
             try:
                 files.link(file, directory, staging.fd)
                 found[name] = "here"

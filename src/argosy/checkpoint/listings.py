@@ -14,6 +14,7 @@ from argosy.checkpoint import fetches, headers, names
 from argosy.checkpoint.directio import FILES, Files, disk_error
 from argosy.checkpoint.fetches import Progress
 from argosy.checkpoint.folders import Folder
+from argosy.checkpoint.places import Place
 from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, NotFoundError
 
 
@@ -36,6 +37,8 @@ class Listing:
 
     def __init__(self, path: Path | str, *, files: Files = FILES) -> None:
         self.path = Path(path)
+        self.where = str(path)
+        """For people: a path or an address."""
         self.files = files
 
     def steps(self) -> list[int]:
@@ -52,18 +55,26 @@ class Listing:
 
     def directory_of(self, step: int) -> Path:
         """Where a step lies; NotFoundError names those that are there."""
+        self.check_known(step)
+        return self.path / names.step_name(step)
+
+    def check_known(self, step: int) -> None:
+        """NotFoundError when the step is not there, naming those that are."""
         names.check_step(step)
         known = self.steps()
         if step not in known:
             raise NotFoundError(
-                f"{self.path} has no step {step}",
+                f"{self.where} has no step {step}",
                 fix=f"it has {_listed(known)}" if known else "nothing was saved there yet",
             )
-        return self.path / names.step_name(step)
+
+    def place_of(self, step: int) -> Place | Path:
+        """What a `Folder` is made from."""
+        return self.directory_of(step)
 
     def folder(self, step: int) -> Folder:
         """A checkpoint's manifest and files."""
-        found = Folder(self.directory_of(step), files=self.files)
+        found = Folder(self.place_of(step), files=self.files)
         check_step(found, step)
         return found
 

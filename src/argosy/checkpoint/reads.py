@@ -66,7 +66,7 @@ def read(
             plain: list[Request] = []
             narrow: list[tuple[Request, Span]] = []
             for one in requests:
-                span = _columns_of(one, stored)
+                span = _columns_of(one, stored) if files.has_cheap_seeks else None
                 if span is None:
                     plain.append(one)
                 else:

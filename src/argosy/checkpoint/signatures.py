@@ -82,7 +82,7 @@ def read_public(path: Path) -> bytes:
 
 def is_signed(folder: Folder) -> bool:
     """Whether there is a signature; says nothing about whose."""
-    return (folder.path / names.SIGNATURE).is_file()
+    return folder.place.read_small(names.SIGNATURE, _MOST_BYTES) is not None
 
 
 def check(folder: Folder, keys: Sequence[bytes]) -> None:
@@ -170,16 +170,10 @@ def _digest(stored: Stored, files: Files) -> str:
 
 
 def _read(folder: Folder, what: str) -> Signature:
-    try:
-        with open(folder.path / names.SIGNATURE, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
+    data = folder.place.read_small(names.SIGNATURE, _MOST_BYTES)
+    if data is None:
         raise CheckpointDamaged(f"{what} is not signed", fix="use a signed checkpoint")
-    except OSError as failure:
-        raise directio.disk_error(failure, f"{names.SIGNATURE} of {what} cannot be read")
     try:
-        if len(data) > _MOST_BYTES:
-            raise msgspec.DecodeError("too long")
         return msgspec.json.decode(data, type=Signature)
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
         raise CheckpointDamaged(f"{names.SIGNATURE} of {what} cannot be read: {failure}")
