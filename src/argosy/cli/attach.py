@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from argosy.cli.announce import announce_success
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import connect, processes_of
 from argosy.cli.progress import Progress
@@ -61,6 +62,12 @@ def attach_to_new(handle: RunHandle, client: Client) -> int:
     if process and process.get("stdout") and os.path.exists(process["stdout"]):
         with open(process["stdout"], "rb") as file:
             sys.stdout.buffer.write(file.read())
+    return _report(view, client)
+
+
+def _report(view: dict[str, Any], client: Client) -> int:
+    if view["outcome"] == "succeeded":
+        announce_success(view)
     return report_end(view, client)
 
 
@@ -72,4 +79,4 @@ def _converse(handle: RunHandle, client: Client, process: dict[str, Any], begin:
         return DETACHED
     with Progress().during("waiting for the run to end"):
         view = handle.wait(30.0)
-    return report_end(view, client)
+    return _report(view, client)

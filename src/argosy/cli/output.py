@@ -30,6 +30,7 @@ class RawOutput:
         self._logs = os.path.join(directory, "logs")
         self._out = out
         self._positions: dict[str, int] = {}
+        self._last = b""
 
     def note_file(self, role: str, index: int, number: int) -> None:
         """An attempt exists: its files may appear."""
@@ -53,6 +54,7 @@ class RawOutput:
                 position = min(position, os.fstat(descriptor).st_size)
                 while data := os.pread(descriptor, _COPY_BYTES, position):
                     write_all(2 if path.endswith(".err") else self._out, data)
+                    self._last = data[-1:]
                     position += len(data)
             finally:
                 os.close(descriptor)
@@ -67,8 +69,10 @@ class RawOutput:
         return time.time() + _LOOK_SECONDS if self._positions else None
 
     def finish(self) -> None:
-        """The run has ended: the last bytes."""
+        """The run has ended: the last bytes; a terminal also gets the end of the last line, because ours follow."""
         self.copy()
+        if self._last not in (b"", b"\n") and os.isatty(self._out) and os.isatty(2):
+            write_all(2, b"\n")
 
 
 class LabelledOutput:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
+from argosy.cli.announce import announce_start, announce_success
 from argosy.cli.arguments import Arguments
 from argosy.cli.program import Program, read_program
 from argosy.cli.progress import Progress
@@ -68,6 +69,8 @@ def print_handles(handles: list[RunHandle], arguments: Arguments) -> None:
 def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments: Arguments) -> int:
     """Stay with the run until it ends; the exit code of this command."""
     client = controller_client(cluster)
+    view = _expected_view(handle, spec, cluster.runs)
+    announce_start(view)
     if any(role.get("tty") for role in spec["roles"].values()) and sys.stdin.isatty():
         from argosy.cli.attach import attach_to_new
 
@@ -76,7 +79,6 @@ def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments:
     from argosy.cli.output import choose_output
 
     is_json = bool(arguments.get("json"))
-    view = _expected_view(handle, spec, cluster.runs)
     follower = Follower(client, view, choose_output(view, is_json=is_json), imports=_imports(spec))
     end = follower.follow(tied=bool(spec.get("tied")))
     if is_json:
@@ -84,6 +86,7 @@ def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments:
     if end is None:
         return DETACHED
     if end["outcome"] == "succeeded":
+        announce_success(end)
         return 0
     from argosy.cli.why import report_end
 
@@ -96,7 +99,8 @@ def _expected_view(handle: RunHandle, spec: dict[str, Any], runs: str) -> dict[s
         {"role": role, "count": given.get("count", 1), "processes": []}
         for role, given in spec["roles"].items()
     ]
-    return {"run": handle.run, "directory": f"{runs}/{handle.run}", "roles": roles}
+    directory = f"{runs}/{handle.run}"
+    return {"run": handle.run, "name": handle.name, "directory": directory, "roles": roles}
 
 
 def _imports(spec: dict[str, Any]) -> str:

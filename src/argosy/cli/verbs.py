@@ -125,6 +125,7 @@ VERBS = (
             "Also: `argosy run [options] -m MODULE [-- ARGUMENTS]` and `argosy run [options] -- COMMAND...`.\n"
             "Paths are relative to the directory you are in, those in a SPEC.toml too.\n"
             "The cluster is started on demand. Output goes to the terminal as it comes; stdin is empty, except with --tty.\n"
+            "Which run it is and how it ended is said on stderr; of a single process to a terminal alone, so that a file has its bytes.\n"
             "Ctrl-C stops the run gracefully, a second one kills it. When this command is killed the run goes on, unless\n"
             "--tied was given. Environment, directory and limits are your shell's; a script runs under the Python that has argosy,\n"
             "another one is named by `-- PYTHON SCRIPT` or --set roles.ROLE.python=PYTHON.\n"

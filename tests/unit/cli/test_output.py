@@ -143,3 +143,15 @@ def test_stdout_is_left_to_json(tmp_path, capfd):
     found = capfd.readouterr()
     assert found.out == ""
     assert found.err == "from one\n[0] from several\n"
+
+
+def test_a_last_line_without_an_end_gets_one_on_a_terminal_only(tmp_path, capfd, monkeypatch):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "main.0.0.out").write_text("no end")
+    for is_terminal in (False, True):
+        monkeypatch.setattr(os, "isatty", lambda descriptor, answer=is_terminal: answer)
+        output = RawOutput(str(tmp_path))
+        output.note_file("main", 0, 0)
+        output.finish()
+        found = capfd.readouterr()
+        assert (found.out, found.err) == ("no end", "\n" if is_terminal else "")

@@ -1,0 +1,38 @@
+"""Announce: what a command in the foreground says of its run before the first and after the last line of output, on stderr.
+
+The output of a single process is its bytes and nothing else, so only a terminal is told of it; lines of several are labelled
+anyway, and so is everybody told. Used by `argosy run` and `argosy attach`; failures are told by why.py.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from argosy.cli.paint import Paint, duration
+
+TYPE_CHECKING = False  # typing itself costs more than reading a command line
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def announce_start(view: dict[str, Any]) -> None:
+    """Which run it is, and where its output is kept."""
+    _say(view, f"{_name(view)}: output is kept in {view['directory']}/logs")
+
+
+def announce_success(view: dict[str, Any]) -> None:
+    """That it has succeeded, and how long it took."""
+    took = (view.get("ended_at") or 0.0) - (view.get("started_at") or view["submitted_at"])
+    _say(view, f"{_name(view)} succeeded after {duration(took)}")
+
+
+def _name(view: dict[str, Any]) -> str:
+    return f"run {view['run']}" + (f" ({view['name']})" if view.get("name") else "")
+
+
+def _say(view: dict[str, Any], text: str) -> None:
+    paint = Paint(sys.stderr)
+    if sum(int(role.get("count", 1)) for role in view["roles"]) > 1 or paint.is_terminal:
+        sys.stdout.flush()
+        sys.stderr.write(f"{paint('argosy:', 'dim')} {text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,53 @@
+"""The lines around a run in the foreground: which one it is, where its output is, how it ended."""
+
+import io
+import sys
+
+import pytest
+
+from argosy.cli.announce import announce_start, announce_success
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self):
+        return True
+
+
+def view(count):
+    roles = [{"role": "main", "count": count, "processes": []}]
+    return {"run": "r1", "name": "job", "directory": "/runs/r1", "roles": roles}
+
+
+END = {"submitted_at": 1.0, "started_at": 2.0, "ended_at": 14.5}
+
+
+@pytest.fixture
+def said(monkeypatch):
+    def say(count, file):
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setattr(sys, "stderr", file)
+        announce_start(view(count))
+        announce_success({**view(count), **END})
+        return file.getvalue()
+
+    return say
+
+
+LINES = (
+    "argosy: run r1 (job): output is kept in /runs/r1/logs\n"
+    "argosy: run r1 (job) succeeded after 12s\n"
+)
+
+
+def test_a_terminal_is_told_the_run_and_how_it_ended(said):
+    assert said(1, Screen()) == LINES
+
+
+def test_among_labelled_lines_it_is_told_to_a_file_too(said):
+    assert said(2, io.StringIO()) == LINES
+
+
+def test_the_bytes_of_a_single_process_are_alone_in_a_file(said):
+    assert said(1, io.StringIO()) == ""
