@@ -2,7 +2,7 @@
 
 The model's processes are explicit programs over shared words, one access per transition; every decision (what may be claimed, what
 covers the lanes, where the next version goes, when it flips) is taken by the functions that the real exchange uses. Values are names of what they should be: a
-sum in another order, of other weights or of half-written pages is BAD, and stays so. test_exchange_conformance.py holds the real code to the same order
+sum in another order, of other weights or of half-written pages is BAD, and stays so. tests/unit/move/test_exchange.py holds the real code to the same order
 of accesses.
 """
 
@@ -196,21 +196,25 @@ class Model:
         return world._replace(ranks=put(world.ranks, number, rank))
 
     def do_enter(self, world, number, rank):
+        entered = put(world.entered, number, rank.generation + 1)
+        phase = "sweep" if self.it.mutant == "no barrier" else "meet"
+        after = world._replace(entered=entered)
+        return self.goto(after, number, rank._replace(phase=phase))
+
+    def do_meet(self, world, number, rank):
+        if any(world.entered[member] < rank.generation + 1 for member in rank.members):
+            return None
+        return self.goto(world, number, rank._replace(phase="sweep"))
+
+    def do_sweep(self, world, number, rank):
+        """Claims of the dead, and what this process had begun in an earlier generation."""
         slots = tuple(
             slot._replace(claim=0)
             if slot.claim and (slot.claim - 1 == number or slot.claim - 1 not in rank.members)
             else slot
             for slot in world.slots
         )
-        entered = put(world.entered, number, rank.generation + 1)
-        phase = "look" if self.it.mutant == "no barrier" else "meet"
-        after = world._replace(slots=slots, entered=entered)
-        return self.goto(after, number, rank._replace(phase=phase))
-
-    def do_meet(self, world, number, rank):
-        if any(world.entered[member] < rank.generation + 1 for member in rank.members):
-            return None
-        return self.goto(world, number, rank._replace(phase="look"))
+        return self.goto(world._replace(slots=slots), number, rank._replace(phase="look"))
 
     def do_look(self, world, number, rank):
         version = State.of(world.state).version
@@ -444,11 +448,24 @@ class Model:
         if any(tag != (rank.version, rank.part) for tag, _ in votes):
             is_over = self.is_over(world, rank)
             return self.goto(world, number, rank._replace(phase="look")) if is_over else None
-        norm = "norm" if all(v == (rank.version, rank.part, self.root) for _, v in votes) else BAD
+        return self.goto(world, number, rank._replace(phase="tally"))
+
+    def do_tally(self, world, number, rank):
+        """The values are read after the words that say whose they are: those of the next round may be there by now."""
+        values = {world.votes[page][1] for page in self.it.pages_of_part(rank.part)}
+        own = (rank.version, rank.part, self.root)
+        norm = "norm" if values == {own} else BAD if values <= {own, BAD} else "another's"
+        return self.goto(world, number, rank._replace(phase="judge", cover=(norm,)))
+
+    def do_judge(self, world, number, rank):
+        if self.is_over(world, rank) and self.it.mutant != "votes unchecked":
+            return self.goto(world, number, rank._replace(phase="look", cover=()))
+        if rank.cover == ("another's",):
+            raise Violation(f"rank {number} judges by votes of another round")
         own = self.own_pages(rank, number, rank.part)
         is_needed = any(world.done[page] <= rank.version for page in own)
         phase = "begin" if is_needed else "update"
-        return self.goto(world, number, rank._replace(phase=phase, cover=(norm,), index=0))
+        return self.goto(world, number, rank._replace(phase=phase, index=0))
 
     def do_begin(self, world, number, rank):
         state = State.of(world.state)
@@ -529,9 +546,11 @@ class Model:
         return self.goto(after, number, rank._replace(phase="pinned"))
 
     def do_pinned(self, world, number, rank):
-        if world.state != rank.index and self.it.mutant != "pins late":
-            return self.goto(world._replace(pin=-1), number, Rank(phase="pin"))
         version, slot = State.of(rank.index)[:2]
+        if world.state != rank.index and self.it.mutant != "pins late":
+            if State.of(world.state).version == version:
+                return self.goto(world, number, rank._replace(index=world.state))
+            return self.goto(world._replace(pin=-1), number, Rank(phase="pin"))
         after = world._replace(state=rounds.pinning(State.of(world.state)).word)
         following = rank._replace(phase="read", version=version, slot=slot, index=0)
         return self.goto(after, number, following)
@@ -595,6 +614,7 @@ REPLACED = Instance(steps=1, has_replacement=True)
 TWO_PARTS = Instance(steps=1, parts=2, has_replacement=True)
 THREE_RANKS = Instance(ranks=3, lanes=3, steps=1)
 OBSERVED = Instance(crashes=0, has_observer=True)
+SPARE_RANK = Instance(ranks=3, lanes=1, pages=1, crashes=0)
 FEW_SLOTS = Instance(ranks=1, lanes=6, steps=1, has_replacement=True, num_slots=2, crashes=2)
 
 
@@ -608,6 +628,7 @@ FEW_SLOTS = Instance(ranks=1, lanes=6, steps=1, has_replacement=True, num_slots=
         (Instance(ranks=3, lanes=2, steps=1), 20_000),
         (OBSERVED, 5_000),
         (Instance(has_observer=True, versions=3, steps=1), 10_000),
+        (SPARE_RANK, 1_000),
         (FEW_SLOTS, 1_000),
         (Instance(lanes=6, pages=1, steps=1, num_slots=4, has_replacement=True), 10_000),
     ],
@@ -631,6 +652,7 @@ def test_every_interleaving_and_every_crash_ends_with_the_same_bits(instance, le
         ("hurries on", TWO_PARTS, "deadlock"),
         ("ignores pins", OBSERVED, "a pinned version"),
         ("pins late", OBSERVED, "a pinned version"),
+        ("votes unchecked", SPARE_RANK, "votes of another round"),
     ],
 )
 def test_a_broken_protocol_is_caught(mutant, instance, what):

@@ -358,6 +358,9 @@ class Exchange:
         self._progress.wait(is_voted, deadline, lambda: self._no_votes(round))
         self._progress.fence()
         found: list[float] = self._vote_values.view(np.float64)[self.state.pages_of(round)].tolist()
+        # Nobody waits for a rank without lanes and pages: what it has read may be votes of the next round.
+        self._progress.fence()
+        self._refuse_if_over(round)
         return found
 
     def is_over(self, round: Round) -> bool:

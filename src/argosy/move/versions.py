@@ -169,10 +169,21 @@ class Versions:
             at = self._pin_at(owner, state.slot)
             before = self._memory.load(at)
             self._memory.store(at, state.version + 1)
-            # Whoever has chosen a slot without seeing this pin fails to commit the choice: the word has changed.
-            if self._memory.swap(self._places.state, state.word, rounds.pinning(state).word):
+            if self._confirm_pin(state):
                 return state.version, state.slot
             self._memory.store(at, before)
+
+    def _confirm_pin(self, state: State) -> bool:
+        """Change the state word: whoever has chosen a slot without seeing the pin fails to commit the choice. False when another version is committed.
+
+        While it is the same one the pin stays: others who stand for its owner may count on it already.
+        """
+        version = state.version
+        while state.version == version:
+            if self._memory.swap(self._places.state, state.word, rounds.pinning(state).word):
+                return True
+            state = self._state()
+        return False
 
     def unpin(self, version: int, *, owner: int | None = None) -> None:
         """Give a pin of this process, or of `owner`, back; one that is not there is fine."""

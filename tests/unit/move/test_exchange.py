@@ -305,6 +305,71 @@ def test_a_pinned_version_keeps_its_slot_until_it_is_given_back_or_swept(make):
     assert opened.state.begin(5, deadline=soon()) == 0
 
 
+def test_a_pin_of_an_owner_that_several_stand_for_is_never_absent_once_one_of_them_has_it(
+    make, monkeypatch
+):
+    layout = layout_of()
+    first = make(layout, name="unit-one-pin")
+    second = make(layout, name="unit-one-pin", enter=False)
+    owner, memory = layout.num_owners - 1, second._memory
+    store, swap, seen = memory.store, memory.swap, []
+
+    def watched_store(offset, value):
+        store(offset, value)
+        if seen:
+            seen.append(first.state.pins())
+
+    def watched_swap(offset, expected, desired):
+        if not seen:
+            first.state.pin(0, owner=owner)
+        seen.append(first.state.pins())
+        return swap(offset, expected, desired)
+
+    monkeypatch.setattr(memory, "store", watched_store)
+    monkeypatch.setattr(memory, "swap", watched_swap)
+    assert second.state.pin(0, owner=owner) == (0, 0)
+    assert len(seen) >= 2
+    assert all(pins == {owner: [(0, 0)]} for pins in seen)
+
+
+def test_a_pin_that_came_too_late_is_taken_back(make, monkeypatch):
+    layout = layout_of()
+    first = make(layout, name="unit-late-pin")
+    second = make(layout, name="unit-late-pin", enter=False)
+    second.observe(0)
+    swap = second._memory.swap
+
+    def late_swap(offset, expected, desired):
+        if first.state.current()[0] == 0:
+            commit(first, 1)
+        return swap(offset, expected, desired)
+
+    monkeypatch.setattr(second._memory, "swap", late_swap)
+    with pytest.raises(GenerationChanged, match="version 0 cannot be pinned"):
+        second.state.pin(0)
+    assert first.state.pins() == {}
+
+
+def test_votes_that_the_next_round_has_overwritten_while_they_were_read_mean_that_theirs_is_over(
+    make, monkeypatch
+):
+    layout = layout_of(sizes=(8, 8))
+    owner = make(layout, name="unit-late-votes")
+    late = make(layout, name="unit-late-votes", enter=False)
+    owner.vote(FIRST, [0, 1], [1.0, 2.0])
+    fence = late._progress.fence
+
+    def go_on():
+        if owner.state.current()[0] == 0:
+            commit(owner, 1)
+            owner.vote(Round(1, 1), [0], [3.0])
+        fence()
+
+    monkeypatch.setattr(late._progress, "fence", go_on)
+    with pytest.raises(RoundOver, match="finished by others"):
+        late.wait_votes(FIRST, deadline=soon())
+
+
 def test_blocks_that_the_next_round_has_taken_while_they_were_read_mean_that_theirs_is_over(make):
     opened = make(layout_of(num_slots=2))
     publish(opened, FIRST, Node(0, 2))
