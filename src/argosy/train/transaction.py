@@ -224,10 +224,7 @@ class Transaction:
         partials = self._exchange.reduce(gathered, mine, self._advance.gradients)
         self._injector.pass_by("vote", work.step)
         self._exchange.vote(round, mine, self._advance.norms_of(mine, partials))
-        votes = self.patience.wait(
-            lambda deadline: self._exchange.wait_votes(round, deadline=deadline),
-            lambda: self._holdings.owners_of(self._exchange.unvoted(round)),
-        )
+        votes = self._wait_votes(round)
         # Not the committed one's: a rank whose pages nobody waits for may be late. Spikes are of the first loss.
         ledger = {**old.ledger, "losses": []} if part else old.ledger
         outcome = self._judge.judge(work.step, gathered.terms, votes, ledger, attempt)
@@ -353,13 +350,29 @@ class Transaction:
         )
 
         def wait(deadline: float) -> Gathered:
-            if self.crew.roster.attempt_of(round.version) > attempt:
-                raise Moved  # the step is computed again
+            self._move_on_from(round)
             return self._exchange.wait_lanes(round, deadline=deadline, owners=owners)
 
         return self.patience.wait(
             wait, lambda: sorted({owners[lane] for lane in self._exchange.missing(round)})
         )
+
+    def _wait_votes(self, round: Round) -> list[float]:
+        def wait(deadline: float) -> list[float]:
+            self._move_on_from(round)
+            votes = self._exchange.wait_votes(round, deadline=deadline)
+            # A rank without lanes is not waited for: others of the next attempt may have voted while it read.
+            self._move_on_from(round)
+            return votes
+
+        return self.patience.wait(
+            wait, lambda: self._holdings.owners_of(self._exchange.unvoted(round))
+        )
+
+    def _move_on_from(self, round: Round) -> None:
+        """Moved when the step is computed again: somebody has seen all votes of this attempt, and they were bad."""
+        if self.crew.roster.attempt_of(round.version) > round.step >> ATTEMPT_BITS:
+            raise Moved
 
     def _write(self, work: Work, part: int, gathered: Gathered | None, outcome: Outcome) -> None:
         """Make this rank's pages of the next version."""
