@@ -84,7 +84,7 @@ class Versions:
     def is_over(self, round: Round) -> bool:
         """Whether others have finished a round."""
         pages = self.pages_of(round)
-        done = [bool((self._done[pages] > round.version).all())] if len(pages) else []
+        done = [bool(self._all_at(self._done[pages], round.version + 1))] if len(pages) else []
         return rounds.is_over(self._state(), round, done)
 
     def pages_of(self, round: Round) -> Places:
@@ -106,7 +106,7 @@ class Versions:
             state = self._state()
             if state.version >= version:
                 return True
-            done = self._all_at(self._done, self._places.done, version)
+            done = self._all_at(self._done, version)
             after = rounds.flipped(state, version, done, self._layout.num_pages)
             if after is None:
                 return False
@@ -145,7 +145,7 @@ class Versions:
     ) -> None:
         """Wait until all weights are those of `version`. `weights` is for exchanges between hosts: here all share one copy."""
         self._progress.wait(
-            lambda: bool(self._all_at(self._refreshed, self._places.refreshed, version + 1)),
+            lambda: bool(self._all_at(self._refreshed, version + 1)),
             deadline,
             lambda: self._not_refreshed(version),
         )
@@ -236,8 +236,8 @@ class Versions:
             if after == state or self._memory.swap(self._places.state, state.word, after.word):
                 return [after.coming]
 
-    def _all_at(self, words: Numbers, offset: int, value: int) -> Sequence[int]:
-        """All pages, when every word has reached `value`; else none. What was written before those words is then visible."""
+    def _all_at(self, words: Numbers, value: int) -> Sequence[int]:
+        """Their positions, when all words have reached `value`; else none. What was written before those words is then visible."""
         if not bool((words >= value).all()):
             return ()
         self._progress.fence()

@@ -35,9 +35,9 @@ SPIN_SECONDS = 30e-6
 """How long a wait spins before it sleeps, where every process can have a core."""
 
 _MASK = 0xFFFF_FFFF
-# A call into C handles no signal of Python's: it comes back this often, so that Ctrl-C and handlers work during any wait.
 _STALL_SECONDS = 50e-6
 """Longer than anybody spins: such a wait has slept."""
+# A call into C handles no signal of Python's: it comes back this often, so that Ctrl-C and handlers work during any wait.
 _CALL_SECONDS = 0.2
 _FOREVER_NANOSECONDS = 1 << 62
 # The broken word: 1 + rank of whom it is about, and above it the status with which the first one gave up.

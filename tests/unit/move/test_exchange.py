@@ -407,6 +407,18 @@ def test_parts_of_a_step_wait_for_their_own_pages(make):
     assert not opened.is_over(Round(0, 0, 1))
 
 
+def test_what_others_wrote_is_read_after_a_fence_behind_their_done_words(make, monkeypatch):
+    opened = make(layout_of(parts=(("p1",), ("p0",))))
+    opened.state.begin(1, deadline=soon())
+    fence, fences = opened._progress.fence, []
+    monkeypatch.setattr(opened._progress, "fence", lambda: fences.append(fence()))
+    assert not opened.is_over(FIRST)
+    assert fences == []
+    opened.state.mark_done(1, [2])
+    opened.state.wait_done(FIRST, deadline=soon())
+    assert len(fences) == 1
+
+
 def test_weights_are_open_when_every_page_is_refreshed(make):
     opened = make()
     opened.state.mark_refreshed(0, [0, 2])
