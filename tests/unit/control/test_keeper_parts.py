@@ -166,6 +166,31 @@ def test_a_callback_that_raises_does_not_end_the_loop(capfd):
     os.close(write)
 
 
+def test_a_descriptor_that_takes_the_number_of_a_forgotten_one_is_not_taken_for_it():
+    loop = Loop()
+    first, old = os.pipe(), os.pipe()
+    os.write(first[1], b"x")
+    os.write(old[1], b"x")
+    called = []
+
+    def replace(mask):
+        os.read(first[0], 1)
+        loop.forget(old[0])
+        os.close(old[0])
+        # Nothing can be read from what has the number now.
+        os.dup2(pair[0], old[0])
+        loop.watch(old[0], READ, lambda mask: called.append(mask))
+        loop.after(0.0, loop.stop)
+
+    pair = os.pipe()
+    loop.watch(first[0], READ, replace)
+    loop.watch(old[0], READ, lambda mask: called.append(mask))
+    loop.run()
+    assert called == []
+    for fd in (*first, *old, *pair):
+        os.close(fd)
+
+
 def test_timers_fire_in_order_and_cancelled_ones_do_not():
     loop = Loop()
     fired = []
@@ -196,18 +221,26 @@ def end(attempt, generation, rank):
 
 def test_ends_are_kept_while_somebody_could_wait_for_them_and_survive_a_new_program():
     ends = Ends()
-    ends.remember("r", "a", end("r.a.0.0", 1, 0), 1)
-    ends.remember("r", "b", end("r.b.0.0", 1, 0), 1)
-    ends.remember("r", "a", end("r.a.9.0", 1, None), 1)
-    ends.remember("r", "a", end("r.a.1.0", 2, 1), 1)
+    ends.remember("r", "a", end("r.a.0.0", 1, 0), lambda: 1)
+    ends.remember("r", "b", end("r.b.0.0", 1, 0), lambda: 1)
+    ends.remember("r", "a", end("r.a.9.0", 1, None), lambda: 1)
+    ends.remember("r", "a", end("r.a.1.0", 2, 1), lambda: 1)
     assert [frame["attempt"] for frame in ends.since("r", "a", 1)] == ["r.a.0.0", "r.a.1.0"]
     assert ends.give_place("r.a.1.0", 2, 3) is None
     assert ends.give_place("r.a.0.0", 3, 0)["places"] == [[1, 0]]
     successor = Ends()
     successor.take_state(ends.to_state())
     assert successor.since("r", "a", 3) == ends.since("r", "a", 3) != []
-    ends.remember("r", "a", end("r.a.2.0", 3, 2), 3)
-    assert [frame["attempt"] for frame in ends.since("r", "a", 0)] == ["r.a.0.0", "r.a.2.0"]
-    assert ends.role_of("r.a.1.0") is None
     ends.run_ended("r")
     assert (ends.since("r", "a", 0), ends.role_of("r.b.0.0")) == ([], None)
+
+
+def test_ends_that_concern_nobody_any_more_do_not_pile_up():
+    ends = Ends()
+    for generation in range(1, 1001):
+        name = f"r.a.0.{generation}"
+        ends.remember("r", "a", end(name, generation, 0), lambda: generation)  # noqa: B023
+    kept = ends.since("r", "a", 0)
+    assert kept[-1]["generation"] == 1000
+    assert len(kept) < 200
+    assert ends.role_of("r.a.0.1") is None

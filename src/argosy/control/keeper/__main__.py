@@ -178,6 +178,7 @@ class Parts:
         self.links = Links(keeper, self.requests)
         self.services = Services(keeper) if has_services else None
         self.upgrade = Upgrade(keeper, self.links, self.starts, self.services)
+        self._is_reviewing = self._has_new_ends = False
         self.exits.is_own = self._is_own
         self.exits.on_ended += [self.stores.member_ended, self._after_exit]
         self.zygotes.on_settled = self._reap
@@ -239,12 +240,23 @@ class Parts:
         keeper.loop.stop()
 
     def _after_exit(self, attempt: Attempt) -> None:
-        self.keeper.loop.soon(self._reap)
+        if not attempt.is_helper:
+            self._has_new_ends = True
+        # Once for all that end in one wake: each of these looks at every process.
+        if not self._is_reviewing:
+            self._is_reviewing = True
+            self.keeper.loop.soon(self._review)
+
+    def _review(self) -> None:
+        """After some ends: orphans, strangers, and whether all is over."""
+        has_new_ends, self._has_new_ends = self._has_new_ends, False
+        self._is_reviewing = False
+        self._reap()
         is_scan = self.keeper.containment.method == "scan"
-        if is_scan and not attempt.is_helper and not self.zygotes.has_pending():
-            self.keeper.loop.soon(self.exits.report_strangers)
+        if is_scan and has_new_ends and not self.zygotes.has_pending():
+            self.exits.report_strangers()
         if self.keeper.is_ending:
-            self.keeper.loop.soon(self._end_when_empty)
+            self._end_when_empty()
 
     def _reap(self) -> None:
         # A batch whose pids are not known yet may have a dead member: it must stay a zombie till then.
@@ -271,7 +283,7 @@ def adopt_exit(keeper: Keeper, old: str, number: int, event: dict[str, Any]) -> 
         return
     attempt = Attempt({}, name, str(event.get("run", "")), "", 0)
     attempt.state = "exited"
-    keeper.attempts[name] = attempt
+    keeper.enter(attempt)
     keeper.outbox.adopt(old, number, event)
 
 

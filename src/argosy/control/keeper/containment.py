@@ -337,6 +337,9 @@ def processes_in(path: str) -> list[Seen]:
 
 def remove_tree(path: str) -> bool:
     """Remove a cgroup and those below it; True when it is gone."""
+    with contextlib.suppress(OSError):
+        os.rmdir(path)  # few have any below them
+        return True
     for directory, _, _ in os.walk(path, topdown=False):
         try:
             os.rmdir(directory)

@@ -6,6 +6,7 @@ acknowledged by then or not. Filled by `exits`, read by `links`. Only ends that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from argosy.control.keeper.attempts import Attempt
@@ -14,6 +15,8 @@ from argosy.control.keeper.frames import Message
 MOST_PLACES = 16
 _MOST_ENDS = 8192
 """Of one role."""
+_FEW_ENDS = 64
+"""Those that concern nobody any more are looked for when there are more than this, and twice as many as were left last time."""
 
 
 class Ends:
@@ -23,19 +26,20 @@ class Ends:
         self._ends: dict[tuple[str, str], dict[str, Message]] = {}
         self._roles: dict[str, tuple[str, str]] = {}
         """attempt -> its run and role"""
-        self._oldest: dict[tuple[str, str], int] = {}
-        """Ends before these generations were dropped."""
+        self._num_left: dict[tuple[str, str], int] = {}
+        """How many there were after the last look at them."""
 
-    def remember(self, run: str, role: str, frame: Message, oldest: int) -> None:
-        """Keep an end; those that were over before the generation `oldest` concern nobody any more."""
+    def remember(self, run: str, role: str, frame: Message, oldest: Callable[[], int]) -> None:
+        """Keep an end; those that were over before the generation `oldest()` concern nobody any more."""
         if frame["rank"] is None:
             return
         ends = self._ends.setdefault((run, role), {})
         ends[frame["attempt"]] = frame
         self._roles[frame["attempt"]] = (run, role)
-        if oldest > self._oldest.get((run, role), 0):
-            self._oldest[run, role] = oldest
-            self._drop(ends, [name for name, end in ends.items() if end["generation"] < oldest])
+        if len(ends) > _FEW_ENDS and len(ends) > 2 * self._num_left.get((run, role), 0):
+            first = oldest()
+            self._drop(ends, [name for name, end in ends.items() if end["generation"] < first])
+            self._num_left[run, role] = len(ends)
         if len(ends) > _MOST_ENDS:
             self._drop(ends, [next(iter(ends))])
 
@@ -64,7 +68,7 @@ class Ends:
     def run_ended(self, run: str) -> None:
         """Nobody of this run comes any more."""
         for key in [key for key in self._ends if key[0] == run]:
-            self._oldest.pop(key, None)
+            self._num_left.pop(key, None)
             for attempt in self._ends.pop(key):
                 del self._roles[attempt]
 
@@ -76,7 +80,7 @@ class Ends:
         """Go on with the predecessor's."""
         for run, role, frames in state:
             for frame in frames:
-                self.remember(run, role, frame, 0)
+                self.remember(run, role, frame, lambda: 0)
 
 
 def oldest_generation(attempt: Attempt) -> int:

@@ -18,7 +18,7 @@ from argosy.control.keeper.children import read_report
 from argosy.control.keeper.containment import Group, remove_tree
 from argosy.control.keeper.ends import frame_of, oldest_generation
 from argosy.control.keeper.environment import read_regular
-from argosy.control.keeper.frames import Message
+from argosy.control.keeper.frames import Message, encode
 from argosy.control.keeper.kernel import send_signal
 from argosy.control.keeper.loop import READ, URGENT
 from argosy.control.keeper.outbox import bounded_error
@@ -70,10 +70,16 @@ class Exits:
         attempt.state = "exiting"
         self.keeper.loop.forget(attempt.pidfd)
         self.tell_peers(attempt)
+        for link in list(attempt.links):
+            # What it said last is told before its end: afterwards nobody would heed it.
+            link.drain()
         if attempt.stop_timer is not None:
             attempt.stop_timer.cancel()
         attempt.gate = close_fd(attempt.gate)
         self._read_last_report(attempt)
+        for link in list(attempt.links):
+            # Its last words, that it has saved, say, are heard before its end.
+            link.drain()
         Sweep(self.keeper, attempt, lambda: self._finish(attempt)).begin()
 
     def tell_peers(self, attempt: Attempt) -> None:
@@ -82,13 +88,16 @@ class Exits:
             return
         frame = frame_of(attempt)
         self._send_peers(attempt.run, attempt.role, frame)
-        if attempt.rank is None:
-            return
-        living = self.keeper.live_of(attempt.run, attempt.role)
+        if attempt.rank is not None:
+            self.keeper.ends.remember(
+                attempt.run, attempt.role, frame, lambda: self._oldest_generation(attempt)
+            )
+
+    def _oldest_generation(self, ended: Attempt) -> int:
+        """The oldest generation in which a member of the role may still believe itself."""
+        living = self.keeper.live_of(ended.run, ended.role)
         oldest = [oldest_generation(peer) for peer in living if peer.rank is not None]
-        self.keeper.ends.remember(
-            attempt.run, attempt.role, frame, min(oldest, default=attempt.generation)
-        )
+        return min(oldest, default=ended.generation)
 
     def tell_late_place(self, attempt: str, generation: int, rank: int) -> bool:
         """A member of a new generation had ended before it could be told; its peers must not wait for it. False: not known."""
@@ -101,12 +110,12 @@ class Exits:
         return True
 
     def _send_peers(self, run: str, role: str, frame: Message) -> None:
-        for peer in self.keeper.attempts.values():
-            if peer.links and peer.role == role and peer.run == run:
-                if peer.attempt == frame["attempt"]:
-                    continue
+        peers = list(self.keeper.linked.get((run, role), {}).values())
+        data = encode(frame) if peers else b""
+        for peer in peers:
+            if peer.attempt != frame["attempt"]:
                 for link in list(peer.links):
-                    link.send(frame)
+                    link.send_bytes(data)
 
     def fail(self, attempt: Attempt, error: str) -> None:
         """It never became a process: a clean exit with the reason."""
@@ -200,7 +209,9 @@ class Exits:
 
     def _conclude(self, attempt: Attempt, usage: object) -> None:
         keeper = self.keeper
-        attempt.state = "exited"
+        keeper.conclude(attempt)
+        for link in list(attempt.links):
+            link.close()
         is_oom = attempt.memory is not None and attempt.memory.oom_kills() > 0
         if attempt.terminal is not None:
             attempt.terminal.finish()

@@ -173,8 +173,18 @@ class Links:
     def adopt_worker(self, connection: Connection, attempt: Attempt) -> None:
         """This connection is a link of that attempt from now on."""
         attempt.links.append(connection)
+        self.keeper.linked.setdefault((attempt.run, attempt.role), {})[attempt.attempt] = attempt
         connection.on_frame = lambda c, message, fds: self._from_worker(c, attempt, message, fds)
-        connection.on_close = lambda c: _drop_link(attempt, c)
+        connection.on_close = lambda c: self._drop_link(attempt, c)
+
+    def _drop_link(self, attempt: Attempt, connection: Connection) -> None:
+        if connection in attempt.links:
+            attempt.links.remove(connection)
+        if not attempt.links:
+            linked = self.keeper.linked.get((attempt.run, attempt.role), {})
+            linked.pop(attempt.attempt, None)
+            if not linked:
+                self.keeper.linked.pop((attempt.run, attempt.role), None)
 
     def _attempt_of(self, message: Message) -> Attempt | None:
         name = message.get("attempt")
@@ -286,8 +296,3 @@ class Links:
             attempt.terminal.resize(rows, columns)
             self._welcome(connection)
             connection.close_when_written()
-
-
-def _drop_link(attempt: Attempt, connection: Connection) -> None:
-    if connection in attempt.links:
-        attempt.links.remove(connection)

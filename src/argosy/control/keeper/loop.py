@@ -46,6 +46,8 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._soon: list[Callable[[], None]] = []
+        self._forgotten: set[int] = set()
+        """Descriptors that were forgotten in this wake: whoever has such a number now did not wake us."""
         self._is_running = False
         self.keep: tuple[object, ...] = ()
         """Objects that must live as long as the loop."""
@@ -62,6 +64,7 @@ class Loop:
         """Stop watching; must be called before the descriptor is closed. Again is fine."""
         if self._callbacks.pop(fd, None) is None:
             return
+        self._forgotten.add(fd)
         self._failures.pop(fd, None)
         try:
             self._epoll.unregister(fd)
@@ -87,9 +90,10 @@ class Loop:
         self._is_running = True
         while self._is_running:
             ready = self._epoll.poll(self._sleep_seconds(), 256)
+            self._forgotten.clear()
             for fd, mask in ready:
                 callback = self._callbacks.get(fd)
-                if callback is not None:
+                if callback is not None and fd not in self._forgotten:
                     self._call_watcher(fd, callback, mask)
             self._call_due()
             self._call_soon()

@@ -6,6 +6,7 @@ the oldest of that attempt's `link` events give way. Called by everything that h
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import deque
@@ -70,7 +71,7 @@ class Outbox:
     def acknowledge(self, through: int) -> list[str]:
         """Forget what is durable elsewhere; the attempts whose exit was among it."""
         ended = []
-        for number in [number for number in self._waiting if number <= through]:
+        for number in list(itertools.takewhile(lambda number: number <= through, self._waiting)):
             event = self._waiting.pop(number)
             if event["event"] == "exited":
                 self.records.remove_exit(self.keeper, number)

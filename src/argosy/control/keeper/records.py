@@ -91,11 +91,15 @@ class Records:
 def write_json(path: str, content: dict[str, Any], temporary: str) -> None:
     """Write the temporary file (0600), then rename it; equal paths: in place. Raises OSError, leaves no half file."""
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        data = _ENCODER.encode(content).encode()
+        # Not emptied first: a file system may take that as a wish to have the new content on the disk at once.
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            view = memoryview(_ENCODER.encode(content).encode())
+            view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
+            if os.fstat(fd).st_size > len(data):
+                os.ftruncate(fd, len(data))
         finally:
             os.close(fd)
         if temporary != path:

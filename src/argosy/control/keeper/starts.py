@@ -60,9 +60,9 @@ class Starts:
         warm = batch.get("zygote")
         store, is_new_store = self._make_store(batch)
         for attempt in fresh:
-            self.keeper.attempts[attempt.attempt] = attempt
+            self.keeper.enter(attempt)
         forked = [attempt for attempt in fresh if warm is not None and _can_fork(attempt)]
-        started = [attempt for attempt in fresh if attempt not in forked]
+        started = [attempt for attempt in fresh if warm is None or not _can_fork(attempt)]
         new_store = store if is_new_store else None
 
         def answer() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,10 @@ class Keeper:
     ended: OrderedDict[str, None] = field(default_factory=OrderedDict)
     """Attempts that are over and acknowledged: never started again by a late duplicate."""
     ends: Ends = field(default_factory=Ends)
+    linked: dict[tuple[str, str], dict[str, Attempt]] = field(default_factory=dict)
+    """The attempts of each run and role that have a link."""
+    num_unended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Attempts of each run and role that have not ended; without helpers."""
     listeners: dict[str, socket.socket] = field(default_factory=dict)
     agent: Connection | None = None
     services: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -77,12 +81,26 @@ class Keeper:
         """The ARGOSY_MARK of an attempt."""
         return make_mark(self.cluster, self.id, attempt)
 
-    def live_of(self, run: str, role: str | None = None) -> list[Attempt]:
-        """Attempts of a run (and role) that have not ended."""
+    def enter(self, attempt: Attempt) -> None:
+        """Know it from now on."""
+        self.attempts[attempt.attempt] = attempt
+        if not attempt.is_helper and attempt.state != "exited":
+            self.num_unended[attempt.run, attempt.role] += 1
+
+    def conclude(self, attempt: Attempt) -> None:
+        """It has ended; again is fine."""
+        was, attempt.state = attempt.state, "exited"
+        if was != "exited" and not attempt.is_helper:
+            self.num_unended[attempt.run, attempt.role] -= 1
+            if not self.num_unended[attempt.run, attempt.role]:
+                del self.num_unended[attempt.run, attempt.role]
+
+    def live_of(self, run: str, role: str) -> list[Attempt]:
+        """Attempts of a run and role that have not ended; looks at every attempt."""
         return [
             attempt
             for attempt in self.attempts.values()
-            if attempt.run == run and attempt.is_live and role in (None, attempt.role)
+            if attempt.run == run and attempt.role == role and attempt.is_live
         ]
 
     def is_known(self, attempt: str) -> bool:

@@ -100,7 +100,7 @@ class Stores:
         helper.listener = store.socket
         store.helper = name
         store.is_hosted = True  # for those that are forked with it; it is decided when it is there
-        self.keeper.attempts[name] = helper
+        self.keeper.enter(helper)
         return helper
 
     def handed_over(self, store: Store) -> None:
@@ -140,8 +140,7 @@ class Stores:
                     run=store.run,
                 )
             return
-        members = self.keeper.live_of(attempt.run, attempt.role)
-        if not any(not member.is_helper for member in members):
+        if not self.keeper.num_unended[attempt.run, attempt.role]:
             self._stores.pop((attempt.run, attempt.role))
             self._end(store)
 

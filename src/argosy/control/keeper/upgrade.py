@@ -218,7 +218,7 @@ def take_attempts(keeper: Keeper, links: Links, starts: Starts, state: Message) 
     keeper.ends.take_state(state.get("ends", []))
     for saved in state["attempts"]:
         attempt = Attempt(saved["order"], **{name: saved[name] for name in _PLAIN if name in saved})
-        keeper.attempts[attempt.attempt] = attempt
+        keeper.enter(attempt)
         if attempt.state == "exited":
             continue
         _take_one(keeper, links, starts, attempt, saved)

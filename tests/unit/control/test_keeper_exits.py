@@ -1,0 +1,133 @@
+"""How ends are observed and told, with a real process but without the keeper's program around it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+
+import pytest
+
+from argosy.control.keeper.attempts import make_attempt
+from argosy.control.keeper.containment import Containment
+from argosy.control.keeper.exits import Exits
+from argosy.control.keeper.frames import FrameBuffer, encode
+from argosy.control.keeper.links import Links
+from argosy.control.keeper.loop import Loop
+from argosy.control.keeper.outbox import Outbox
+from argosy.control.keeper.records import Records
+from argosy.control.keeper.requests import Requests
+from argosy.control.keeper.starts import Starts
+from argosy.control.keeper.state import Before, Keeper
+from argosy.control.keeper.stores import Stores
+from argosy.control.keeper.zygotes import Zygotes
+
+
+class Parts:
+    """A keeper's parts, and what it tells the agent."""
+
+    def __init__(self, directory):
+        records = Records(str(directory))
+        records.make_directories()
+        self.told = []
+        self.keeper = Keeper(
+            id="k",
+            directory=str(directory),
+            runtime=str(directory),
+            loop=Loop(),
+            containment=Containment("scan", "unit"),
+            before=Before((256, 256), [0], 0),
+            records=records,
+            outbox=Outbox("k", records),
+        )
+        self.keeper.outbox.send = lambda frame: self.told.append(frame["event"])
+        self.exits = Exits(self.keeper)
+        self.stores = Stores(self.keeper, self.exits.kill)
+        starts = Starts(self.keeper, self.exits, Zygotes(self.keeper), self.stores)
+        self.links = Links(self.keeper, Requests(self.keeper, self.exits, starts))
+        self.exits.on_ended.append(self.stores.member_ended)
+
+    def enter(self, index, role="train"):
+        order = {
+            "attempt": f"r.{role}.{index}.0",
+            "run": "r",
+            "role": role,
+            "index": index,
+            "generation": 1,
+            "program": {"kind": "exec", "argv": ["true"]},
+            "env": {"RANK": str(index)},
+        }
+        attempt = make_attempt(order)
+        attempt.state = "running"
+        self.keeper.enter(attempt)
+        return attempt
+
+    def link(self, attempt):
+        """A worker's end of a link of this attempt."""
+        from argosy.control.keeper.frames import Connection
+
+        ours, theirs = socket.socketpair()
+        connection = Connection(
+            self.keeper.loop, ours, on_frame=lambda *_: None, on_close=lambda _: None
+        )
+        self.links.adopt_worker(connection, attempt)
+        return theirs
+
+
+@pytest.fixture
+def parts(tmp_path):
+    return Parts(tmp_path)
+
+
+def read_frames(sock):
+    buffer = FrameBuffer(1 << 20)
+    sock.setblocking(False)
+    frames = []
+    try:
+        buffer.feed(sock.recv(1 << 20))
+    except BlockingIOError:
+        return frames
+    while (frame := buffer.next()) is not None:
+        frames.append(frame)
+    return frames
+
+
+def test_what_a_process_said_last_is_told_before_its_end(parts):
+    attempt = parts.enter(0)
+    process = subprocess.Popen(["true"])
+    attempt.pid, attempt.pidfd = process.pid, os.pidfd_open(process.pid)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    worker = parts.link(attempt)
+    worker.send(encode({"type": "say", "message": {"say": "fail", "reason": "no data"}}))
+    # The end is seen before anybody has looked at the link.
+    parts.exits.observe(attempt)
+    assert [event["event"] for event in parts.told] == ["link", "exited"]
+    assert attempt.links == []
+    assert parts.keeper.linked == {}
+    process.returncode = 0
+    worker.close()
+
+
+def test_peers_with_a_link_are_told_of_an_end_and_nobody_else(parts):
+    members = [parts.enter(index) for index in range(3)]
+    other = parts.enter(0, role="eval")
+    workers = [parts.link(attempt) for attempt in (*members, other)]
+    parts.exits.fail(members[0], "it was never there")
+    said = [[frame["attempt"] for frame in read_frames(worker)] for worker in workers[1:]]
+    assert said == [["r.train.0.0"], ["r.train.0.0"], []]
+    for worker in workers:
+        worker.close()
+
+
+def test_the_end_of_a_large_gang_looks_at_all_of_it_only_a_few_times(parts, monkeypatch):
+    members = [parts.enter(index) for index in range(500)]
+    store, _ = parts.stores.make("r", "train", 1, None)
+    looks = []
+    look = Keeper.live_of
+    monkeypatch.setattr(Keeper, "live_of", lambda *a: looks.append(a) or look(*a))
+    for attempt in members:
+        assert store.socket is not None
+        parts.exits.fail(attempt, "it was never there")
+    assert store.socket is None
+    assert len(looks) < 10
+    assert parts.keeper.num_unended == {}
