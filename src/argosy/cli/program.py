@@ -135,13 +135,15 @@ def _what_to_start(arguments: Arguments, script: str) -> dict[str, Any]:
 
 def _apply_restarts(role: dict[str, Any], restarts: int | None, is_gang: bool) -> None:
     """Like torchrun's --max-restarts: so many failures of the program are mended, whatever progress was made between."""
+    if restarts is None and not is_gang:
+        return
     if restarts is None:
-        restarts = GANG_RESTARTS if is_gang else 0
-        if not is_gang:
-            return
-    if restarts:
         role["restart"] = "transient"
-        role["budget"] = {"user": restarts, "no_progress": 0}
+        role["budget"] = {"user": GANG_RESTARTS, "no_progress": 0}
+    elif restarts:
+        # As often as was asked for, also when it says the same each time.
+        role["restart"] = "transient"
+        role["budget"] = {"user": restarts, "no_progress": 0, "same_error": 0}
     else:
         role["restart"] = "temporary"
         role["budget"] = {"user": 0, "host": 0, "hang": 0, "preemption": 0}

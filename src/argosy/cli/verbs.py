@@ -69,7 +69,7 @@ RUN_OPTIONS = (
     Option("--name NAME", "name of the run; default: the program's name"),
     Option(
         "--restart N",
-        "restarts after failures of the program; default: 3 for gangs, else 0",
+        "restarts after failures of the program; default: 3 for gangs (1 after the same error twice), else 0",
         kind="number",
     ),
     Option("--detach", "print the run's id and return"),

@@ -156,7 +156,8 @@ def _check_limits(where: str, role: RoleSpec) -> None:
             raise ConfigError(f"{where}.cpus is empty", fix="name CPUs or drop it")
         for cpu in role.cpus:
             _at_least(f"{where}.cpus", cpu, 0)
-    for field in ("user", "host", "hang", "preemption", "period_seconds", "no_progress"):
+    counts = ("user", "host", "hang", "preemption", "period_seconds", "no_progress", "same_error")
+    for field in counts:
         _at_least(f"{where}.budget.{field}", getattr(role.budget, field), 0)
     for field in ("first_seconds", "most_seconds"):
         _at_least(f"{where}.backoff.{field}", getattr(role.backoff, field), 0)

@@ -37,6 +37,8 @@ class Budget(_Spec, frozen=True, kw_only=True):
     """Failures older than this are forgotten."""
     no_progress: int = 3
     """Stop after this many failures in a row without progress (no readiness, no reported step) in between; 0: never."""
+    same_error: int = 2
+    """Stop a gang after this many failures in a row with the same exception and without progress in between; 0: never."""
 
 
 class Backoff(_Spec, frozen=True, kw_only=True):

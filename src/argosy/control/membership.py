@@ -20,6 +20,7 @@ from argosy.control.restarts import (
     why_hopeless,
 )
 from argosy.protocol.facts import FailureClass, GenerationFormed
+from argosy.protocol.lastwords import last_words
 
 __all__ = [
     "Decision",
@@ -244,7 +245,8 @@ def _life(role: Role, cause: Attempt) -> Life:
     """The generation's life: it progressed if any of its members did."""
     life = cause.life(role.spec.backoff.most_seconds)
     has_progressed = any(a.said_ready or a.step is not None for a in _members(role))
-    return Life(has_progressed=has_progressed, is_long=life.is_long, is_oom=life.is_oom)
+    said = last_words(cause.exit.error) if cause.exit is not None else ""
+    return Life(has_progressed=has_progressed, is_long=life.is_long, is_oom=life.is_oom, said=said)
 
 
 def _with_spares(role: Role, remaining: list[int], failed: list[Attempt]) -> list[int]:

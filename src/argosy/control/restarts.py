@@ -12,20 +12,12 @@ from dataclasses import dataclass, field
 
 from argosy.config.spec import Backoff, Budget, Restart, RoleSpec
 from argosy.control.identity import fraction
+from argosy.protocol import lastwords
 from argosy.protocol.facts import AttemptExited, FailureClass
-from argosy.protocol.peerloss import exception_of, is_peer_loss
+from argosy.protocol.peerloss import is_peer_loss
 
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 NOT_READY = "not ready in time"
-_HOPELESS = (
-    "SyntaxError",
-    "IndentationError",
-    "TabError",
-    "ImportError",
-    "ModuleNotFoundError",
-    "NameError",
-)
-"""Exceptions that are a matter of the source: the same source raises them again."""
 
 
 def policy_of(role: RoleSpec) -> Restart:
@@ -95,6 +87,8 @@ class Tally:
     in_period: int
     row: int
     fruitless: int
+    repeated: int = 0
+    """Failures in a row that said the same."""
 
 
 @dataclass(slots=True)
@@ -104,6 +98,9 @@ class History:
     failures: dict[str, deque[float]] = field(default_factory=dict)
     row: int = 0
     fruitless: int = 0
+    repeated: int = 0
+    said: str = ""
+    """The last failure's words, if it made no progress."""
 
     def peek(self, budget: Budget, at: float, failure: FailureClass, life: Life) -> Tally:
         """The counts as they would be with this failure."""
@@ -113,12 +110,15 @@ class History:
         if failure in ("user", "hang") or life.is_oom:
             row = 1 if life.has_progressed or life.is_long else row + 1
             fruitless = 0 if life.has_progressed else fruitless + 1
-        return Tally(past + 1, row, fruitless)
+        said = _words_that_count(failure, life)
+        repeated = (self.repeated + 1 if said == self.said else 1) if said else 0
+        return Tally(past + 1, row, fruitless, repeated)
 
     def add(self, budget: Budget, at: float, failure: FailureClass, life: Life) -> None:
         """Fold the failure in."""
         tally = self.peek(budget, at, failure, life)
-        self.row, self.fruitless = tally.row, tally.fruitless
+        self.row, self.fruitless, self.repeated = tally.row, tally.fruitless, tally.repeated
+        self.said = _words_that_count(failure, life)
         times = self.failures.setdefault(failure, deque(maxlen=2048))
         times.append(at)
 
@@ -130,6 +130,13 @@ class Life:
     has_progressed: bool
     is_long: bool
     is_oom: bool = False
+    said: str = ""
+    """The last line of the exception that ended it."""
+
+
+def _words_that_count(failure: FailureClass, life: Life) -> str:
+    """What a program that had done nothing yet said at its end."""
+    return "" if failure != "user" or life.has_progressed or life.is_long else life.said
 
 
 _FAILURES: dict[FailureClass, str] = {
@@ -152,6 +159,8 @@ def why_given_up(role: RoleSpec, failure: FailureClass, tally: Tally, is_observa
     limit = role.budget.no_progress
     if is_observable and limit and tally.fruitless >= limit and failure in ("user", "hang"):
         return f"{tally.fruitless} failures in a row without progress in between"
+    if 0 < role.budget.same_error <= tally.repeated:
+        return lastwords.describe_repeats(tally.repeated)
     return ""
 
 
@@ -159,10 +168,7 @@ def why_hopeless(exit: AttemptExited, life: Life) -> str:
     """Why another start would end in the same way, or an empty string if it may not: a program that failed before it did anything."""
     if exit.code in (None, 0) or life.has_progressed or life.is_long:
         return ""
-    said = exception_of(exit.error).strip().rpartition("\n")[2]
-    if said.partition(":")[0] not in _HOPELESS:
-        return ""
-    return f"another start would end in the same way: {said}"
+    return lastwords.why_hopeless(exit.error)
 
 
 def wait_seconds(backoff: Backoff, row: int, *key: object) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 from argosy.config.spec import Budget
 from argosy.errors import InvariantError
+from argosy.protocol.lastwords import describe_repeats, last_words, why_hopeless
 from argosy.protocol.peerloss import is_peer_loss
 
 SIGINT, SIGKILL, SIGTERM = 2, 9, 15
@@ -142,7 +143,12 @@ class Upkeep:
         self._stop_signal = 0
         self._failures: dict[str, list[float]] = {name: [] for name in _FAILURES}
         """When failures of each class happened, of the last hour."""
-        self._last_error = ""
+        self._last_words = ""
+        """Of the last failing program, while no step was made since."""
+        self._words_at = 0
+        """The generation in which it said so."""
+        self._repeats = 0
+        """How often in a row these were the words."""
         self._last_trace = ""
         """What the last failing program said, while no step was made since."""
         self._fruitless = 0
@@ -180,7 +186,7 @@ class Upkeep:
             member.has_joined = self._can_join = True
         elif what == "step":
             member.has_progressed = True
-            self._last_error, self._fruitless = "", 0
+            self._last_words, self._words_at, self._fruitless = "", 0, 0
         elif what == "suspect":
             return self._suspect(message)
         elif what == "fail" and self.end is None:
@@ -304,18 +310,29 @@ class Upkeep:
         if len(self._failures[failure]) > allowed:
             why = f"{who}; the budget of {allowed} restarts after {_FAILURES[failure]} is spent"
             return self._finish(End(code, why, exit.error))
-        # The same words twice and no step between: a third time would say the same.
-        said = exit.describe() if failure == "user" else ""
-        if said and said == self._last_error:
-            why = f"{who}; it failed twice in the same way without a step in between"
-            return self._finish(End(code, why, exit.error))
-        self._last_error = said
+        hopeless = self._why_hopeless(member) if failure == "user" else ""
+        if hopeless:
+            return self._finish(End(code, f"{who}; {hopeless}", exit.error))
         self._last_trace = exit.error
         self._fruitless += 1
         if self._fruitless > self.num_ranks:
             wait = _FIRST_WAIT_SECONDS * 2.0 ** min(10, self._fruitless - self.num_ranks)
             self.due = at + min(wait, _MOST_WAIT_SECONDS)
         return [Announce(f"{who}; it is started again")]
+
+    def _why_hopeless(self, member: Member) -> str:
+        """Why the program would end in the same way again, or an empty string if it may not: the rule of a cluster."""
+        assert member.exit is not None
+        said = last_words(member.exit.error)
+        # Who was there at the last failure fails together with it: that is once.
+        if min(member.places) > self._words_at:
+            self._repeats = self._repeats + 1 if said and said == self._last_words else 1
+            self._last_words, self._words_at = said, self.generation
+        if said and self._repeats >= _BUDGET.same_error:
+            return describe_repeats(self._repeats)
+        if any(each.has_progressed for each in self.members.values()):
+            return ""
+        return why_hopeless(member.exit.error)
 
     def _classify(self, member: Member) -> str:
         """The budget that a failure is charged to; empty: it followed from another one, or we did it."""

@@ -50,6 +50,12 @@ def test_ranks_make_a_gang_with_three_restarts_like_torchruns():
     )
 
 
+def test_restarts_that_were_asked_for_are_made_whatever_the_program_says():
+    asked = program("train.py", "-n", "2", "--restart", "5").spec["roles"]["train"]["budget"]
+    assert (asked["user"], asked["same_error"]) == (5, 0)
+    assert "same_error" not in program("train.py", "-n", "2").spec["roles"]["train"]["budget"]
+
+
 def test_no_restarts_means_none_of_any_kind():
     role = program("train.py", "-n", "2", "--restart", "0").spec["roles"]["train"]
     assert role["restart"] == "temporary"

@@ -292,6 +292,35 @@ def test_a_source_that_cannot_run_is_not_started_again():
     assert len(host.facts(GenerationFormed)) == 1
 
 
+def test_the_same_error_twice_without_progress_ends_the_gang_as_in_a_household():
+    host = ScriptedHost()
+    begin(host, count=2)
+    error = "Traceback\n  File x\nAttributeError: no such thing"
+    for number in range(2):
+        host.exit(f"train.{number}.{number}", code=1, error=error)
+        host.exit(f"train.{1 - number}.{number}", signal=15)
+        host.advance(5.0)
+        host.start()
+    assert (host.ended.outcome, host.ended.exit_code) == ("failed", 1)
+    assert "it failed twice in the same way without progress in between" in host.ended.reason
+    assert len(host.facts(GenerationFormed)) == 2
+
+
+@pytest.mark.parametrize("between", ["other words", "no words", "progress", "never"])
+def test_an_error_that_is_not_repeated_in_a_row_is_tried_again(between):
+    host = ScriptedHost()
+    begin(host, count=2, budget=Budget(user=9, no_progress=0, same_error=2 * (between != "never")))
+    for number, said in enumerate(["ValueError: a", "ValueError: b", "ValueError: a"]):
+        error = {"other words": said, "no words": ""}.get(between, "ValueError: a")
+        if between == "progress":
+            host.report("progressed", f"train.1.{number}", step=1)
+        host.exit(f"train.0.{number}", code=1, error=error)
+        host.exit(f"train.1.{number}", signal=15)
+        host.advance(5.0)
+        host.start()
+    assert host.ended is None
+
+
 @pytest.mark.parametrize("reason", ["it progressed", "it lived long", "another error"])
 def test_what_may_end_in_another_way_is_started_again(reason):
     host = ScriptedHost()

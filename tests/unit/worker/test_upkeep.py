@@ -159,6 +159,27 @@ def test_the_same_failure_twice_without_a_step_ends_it_with_the_cause():
     assert "failed twice in the same way" in world.end.text
 
 
+def test_ranks_that_fail_together_have_failed_once():
+    world = World(2)
+    world.join_all()
+    error = "Traceback\n  File x\nAttributeError: no such thing"
+    world.exit(world.of(0), Exit(1, None, error))
+    world.exit(world.of(1), Exit(1, None, error))
+    assert world.end is None
+    world.exit(world.of(1), Exit(1, None, error))
+    assert "failed twice in the same way" in world.upkeep.end.text
+
+
+def test_an_error_of_the_source_before_the_first_step_is_not_tried_again():
+    for has_stepped in (False, True):
+        world = World(2)
+        world.join_all()
+        if has_stepped:
+            world.say(world.of(0), say="step", step=0)
+        world.exit(world.of(1), Exit(1, None, "NameError: name 'x' is not defined"))
+        assert (world.upkeep.end is None) == has_stepped
+
+
 def test_steps_between_two_like_failures_are_progress_and_the_budget_still_holds():
     world = World(2)
     world.join_all()

@@ -1,0 +1,38 @@
+"""Last words: what the error that a process left says about another start of it.
+
+One rule for a cluster (control/restarts.py) and a household (worker/upkeep.py): an error of the source itself comes again, and so, most likely,
+does one that was said twice without progress in between. Pure.
+"""
+
+from __future__ import annotations
+
+from argosy.protocol.peerloss import exception_of
+
+_OF_THE_SOURCE = (
+    "SyntaxError",
+    "IndentationError",
+    "TabError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "NameError",
+)
+"""Exceptions that are a matter of the source: the same source raises them again."""
+_NUMBERS = {2: "twice", 3: "three times"}
+
+
+def last_words(error: str) -> str:
+    """The last line of what the exception says; empty when it left none."""
+    return exception_of(error).strip().rpartition("\n")[2]
+
+
+def why_hopeless(error: str) -> str:
+    """Why another start of a program that has done nothing yet would end in the same way; empty: it may not."""
+    said = last_words(error)
+    if said.partition(":")[0] not in _OF_THE_SOURCE:
+        return ""
+    return f"another start would end in the same way: {said}"
+
+
+def describe_repeats(times: int) -> str:
+    """That the same was said so often."""
+    return f"it failed {_NUMBERS.get(times, f'{times} times')} in the same way without progress in between"
