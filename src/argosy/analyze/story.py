@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
     from typing import Any
 
-    from argosy.analyze.attempts import EventObject
+    from argosy.analyze.attempts import Attempt, EventObject
 
 
 _MOST_ERROR = 120
@@ -29,6 +29,8 @@ class Story:
         self._attempts = Attempts()
         self._has_told_death = False
         self._told_notes: set[str] = set()
+        self._facts: dict[str, dict[str, Any]] = {}
+        """How the run was submitted, and that it is to stop."""
 
     def tell(self, event: EventObject) -> str:
         """The whole sentence of an event."""
@@ -49,16 +51,9 @@ class Story:
             has_told, self._has_told_death = self._has_told_death, False
             return _formed_headline(fact, with_reason=not has_told)
         if kind == "attempt.started":
-            if fact.get("note") in self._told_notes:
-                return ""
-            if fact.get("note"):
-                # Once for each reason: the other ranks, and those of the next generation, have the same.
-                self._told_notes.add(fact["note"])
-                who = attempt.name if attempt else "a process"
-                return f"{who} started without a warm parent: {fact['note']}"
-            if attempt and attempt.rank is None and attempt.number and not attempt.is_parked:
-                return f"{attempt.name} restarted (start {attempt.number + 1}, pid {attempt.pid})"
-            return ""
+            return self._started_headline(fact, attempt)
+        if kind in ("run.submitted", "run.stop_requested"):
+            self._facts[kind] = fact
         if kind == "attempt.exited" and attempt:
             if (attempt.was_told_to_stop and not fact.get("hung")) or is_success(fact):
                 return ""
@@ -68,6 +63,8 @@ class Story:
             return f"a spare takes the place of rank {fact.get('rank')}"
         if kind == "gang.resized":
             return f"{fact['role']} is to have {fact['size']} ranks"
+        if kind == "run.saved":
+            return self._saved_headline(fact, attempt)
         if kind == "attempt.suspected" and attempt:
             return f"{attempt.name} seems to hang: {fact['reason']}"
         if kind == "fault.injected":
@@ -77,6 +74,44 @@ class Story:
         if kind == "note" and fact.get("level", "info") != "info":
             return str(fact["text"])
         return ""
+
+    def _started_headline(self, fact: dict[str, Any], attempt: Attempt | None) -> str:
+        if fact.get("note") in self._told_notes:
+            return ""
+        if fact.get("note"):
+            # Once for each reason: the other ranks, and those of the next generation, have the same.
+            self._told_notes.add(fact["note"])
+            who = attempt.name if attempt else "a process"
+            return f"{who} started without a warm parent: {fact['note']}"
+        if attempt and attempt.rank is None and attempt.number and not attempt.is_parked:
+            return f"{attempt.name} restarted (start {attempt.number + 1}, pid {attempt.pid})"
+        return ""
+
+    def _saved_headline(self, fact: dict[str, Any], attempt: Attempt | None) -> str:
+        said = f"step {fact['step']} is saved in {fact['path']}"
+        submitted = self._facts.get("run.submitted")
+        if submitted is None or attempt is None or "run.stop_requested" not in self._facts:
+            return said
+        return f"{said}; go on: {resume_command(submitted, attempt.role, fact['path'])}"
+
+
+def resume_command(submitted: dict[str, Any], role: str, path: str) -> str:
+    """The command that goes on with what a role of a run has saved in `path`, a directory two levels below the run's."""
+    import shlex
+
+    spec = submitted.get("spec", {}).get("roles", {}).get(role, {})
+    program = [spec["script"]] if spec.get("script") else ["-m", str(spec.get("module"))]
+    count = int(spec.get("count", 1))
+    given, words = list(spec.get("arguments", [])), []
+    while given:
+        word = given.pop(0)
+        if word == "--resume":
+            del given[:1]
+        elif not word.startswith("--resume="):
+            words.append(word)
+    ranks = ["-n", str(count)] if count > 1 else []
+    directory = path.rsplit("/", 2)[0]
+    return shlex.join(["argosy", "run", *ranks, *program, "--", *words, "--resume", directory])
 
 
 def _formed_headline(fact: dict[str, Any], *, with_reason: bool) -> str:
@@ -169,6 +204,12 @@ def _formed(fact: dict[str, Any], who: str) -> str:
     return f"generation {fact['generation']} of {fact['role']} formed, members {members}{reason}"
 
 
+def _bounded(fact: dict[str, Any], who: str) -> str:
+    ranks = f"{fact['least']} to {fact['most']}"
+    state = "outlives its ranks" if fact.get("keeps_state") else "ends with its first rank"
+    return f"{fact['role']} can have {ranks} ranks ({fact['why']}); what it trains {state}"
+
+
 def _ports(fact: dict[str, Any], who: str) -> str:
     held = ", ".join(f"{key} = {number}" for key, number in fact.get("ports", {}).items())
     return f"ports held on {fact['host']}: {held}"
@@ -189,6 +230,8 @@ _SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
     "run.ports_refused": lambda f, w: f"a port could not be had on {f['host']}: {f['reason']}",
     "gang.formed": _formed,
     "gang.resized": lambda f, w: f"{f['role']} is to have {f['size']} ranks",
+    "gang.bounded": _bounded,
+    "run.saved": lambda f, w: f"{w} saved step {f['step']} in {f['path']}",
     "attempt.suspected": lambda f, w: f"{w} is suspected to hang: {f['reason']}",
     "attempt.evidence": _evidence,
     "fault.injected": fault_sentence,
@@ -197,6 +240,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
     "attempt.started": _started,
     "attempt.ready": lambda f, w: f"{w} is ready",
     "attempt.joined": lambda f, w: f"{w} knows Argosy and joined generation {f['generation']}",
+    "attempt.entered": lambda f, w: f"{w} takes part in training",
     "attempt.progressed": lambda f, w: f"{w} made its first step ({f['step']})",
     "attempt.stopping": _stopping,
     "attempt.exited": _exited,

@@ -12,9 +12,10 @@ from typing import Literal, NamedTuple
 
 from argosy.config.spec import Restart, RoleSpec
 from argosy.control.restarts import History, Life, classify, policy_of
-from argosy.protocol.facts import AttemptExited, FailureClass, FaultInjected
+from argosy.protocol.facts import AttemptExited, FailureClass, FaultInjected, GangBounded
 
 End = Literal["", "asked", "well", "failed"]
+GRACE_SECONDS, JOINED_GRACE_SECONDS = 10.0, 30.0
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class Attempt:
     generation: int = 0
     rank: int | None = None
     parked: bool = False
+    saving: bool = False
+    """It is started to save what the run has come to, and leaves then."""
     pid: int = 0
     how: str = ""
     note: str = ""
@@ -42,6 +45,10 @@ class Attempt:
     said_ready: bool = False
     joined: int | None = None
     """Generation it joined last; None: the program does not know Argosy."""
+    joined_at: float = 0.0
+    """When it joined first."""
+    entered_at: float | None = None
+    """When its trainer began to take part."""
     step: int | None = None
     suspected_at: float | None = None
     """When a peer said that it hangs; it is killed when the evidence is kept, or could not be had in time."""
@@ -76,7 +83,7 @@ class Attempt:
         self.exit, self.exit_seq, self.exited_at = exit, seq, at
         if self.stop_failure is not None:
             self.end, self.failure = "failed", self.stop_failure
-        elif self.stopping and not 0.0 < exit.at <= self.stopping_at:
+        elif self.saving or (self.stopping and not 0.0 < exit.at <= self.stopping_at):
             self.end = "asked"
         else:
             self.failure = classify(exit)
@@ -114,6 +121,13 @@ class Process:
     def next_number(self) -> int:
         """Number of its next attempt."""
         return 0 if self.current is None else self.current.number + 1
+
+
+def grace_of(spec: RoleSpec, *, has_joined: bool) -> float:
+    """A member that joined holds state and saves it when it is stopped; others have little to finish."""
+    if spec.grace_seconds is not None:
+        return spec.grace_seconds
+    return JOINED_GRACE_SECONDS if has_joined else GRACE_SECONDS
 
 
 class Seat(NamedTuple):
@@ -162,6 +176,14 @@ class Role:
     asked_size: int = 0
     can_join: bool = False
     """All members of a generation have joined: whoever is started later will, too."""
+    bounds: GangBounded | None = None
+    """What its members' trainers have said of themselves; None: none was made yet."""
+    entered_at: float | None = None
+    """When the first of its members' trainers began to take part."""
+    slowest_entry: float = 0.0
+    """Seconds from a start to that, the longest so far."""
+    has_trained: bool = False
+    """A step was made: there is something to save."""
     orphans: dict[int, list[FaultInjected]] = field(default_factory=dict)
     """rank -> faults told to a process that ended before their time; its successor is told."""
     is_observable: bool = False

@@ -14,6 +14,7 @@ from argosy.protocol.messages import Observed
 
 MOST_TEXT = 4096
 MOST_REASON = 8 << 10
+MOST_SECONDS = 1e9
 _OF_EXIT = ("code", "signal", "is_oom", "error", "swept", "at")
 
 
@@ -65,6 +66,8 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
     if says == "join" and _is_number(generation):
         data = {"generation": generation}
         return Observed(number=number, kind="joined", attempt=attempt, run=run, data=data)
+    if says in ("bounds", "enter", "saved"):
+        return _of_trainer(blank, message)
     if says == "suspect" and _is_number(generation) and _is_number(message.get("rank")):
         data = {
             "rank": message["rank"],
@@ -85,6 +88,28 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
         text = {"level": "error", "text": _text(message.get("text", ""))[:MOST_TEXT]}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=text)
     return None
+
+
+def _of_trainer(blank: Observed, message: dict[str, Any]) -> Observed | None:
+    """What a member's trainer says of itself."""
+    attempt, run, says = blank.attempt, blank.run, message["say"]
+    if says == "enter":
+        return Observed(number=blank.number, kind="entered", attempt=attempt, run=run)
+    if says == "saved" and _is_number(message.get("step")):
+        data = {"step": message["step"], "path": _text(message.get("path") or "")[:MOST_TEXT]}
+        return Observed(number=blank.number, kind="saved", attempt=attempt, run=run, data=data)
+    least, most, seconds = (message.get(key) for key in ("least", "most", "hang_seconds"))
+    is_bounded = isinstance(seconds, int | float) and 0.0 <= seconds < MOST_SECONDS
+    if says != "bounds" or not _is_number(least) or not _is_number(most):
+        return None
+    data = {
+        "least": least,
+        "most": most,
+        "why": _text(message.get("why") or "")[:MOST_TEXT],
+        "keeps_state": bool(message.get("keeps_state")),
+        "hang_seconds": float(seconds or 0.0) if is_bounded else 0.0,
+    }
+    return Observed(number=blank.number, kind="bounded", attempt=attempt, run=run, data=data)
 
 
 def _text(value: object) -> str:

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 
 from argosy.config.spec import RoleSpec
-from argosy.control.attempts import Attempt, Role
+from argosy.control.attempts import Attempt, Role, grace_of
 from argosy.control.faults import message_of
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_of
 from argosy.control.supervisor import Supervisor
 from argosy.protocol.messages import Launch, Reserve, Want, Wants
 
-GRACE_SECONDS, JOINED_GRACE_SECONDS = 10.0, 30.0
 MOST_IN_MESSAGE = 2048
 """Wants in one message: a few MiB, whatever a host has."""
 
@@ -154,7 +153,7 @@ def launch_of(supervisor: Supervisor, attempt: Attempt, runs_directory: str) -> 
         secret_blobs={name: submitted.secret_blobs[name] for name in spec.secrets},
         error_file=error_file,
         stop_signal=spec.stop_signal,
-        grace_seconds=_grace(spec, attempt),
+        grace_seconds=grace_of(spec, has_joined=attempt.joined is not None),
         log_bytes=spec.log_bytes,
         probe=None if spec.ready is None else msgspec.to_builtins(spec.ready),
         hang_seconds=spec.hang_seconds,
@@ -187,13 +186,6 @@ def _threads(supervisor: Supervisor, spec: RoleSpec) -> int | None:
     return 1 if spec.gang and spec.count > 1 and not is_set else None
 
 
-def _grace(spec: RoleSpec, attempt: Attempt) -> float:
-    """A member that joined holds state and saves it when it is stopped; others have little to finish."""
-    if spec.grace_seconds is not None:
-        return spec.grace_seconds
-    return JOINED_GRACE_SECONDS if attempt.joined is not None else GRACE_SECONDS
-
-
 def _own_ports(supervisor: Supervisor, attempt: Attempt) -> dict[str, int]:
     prefix = f"{attempt.role}/{attempt.index}/"
     held = supervisor.ports.get(attempt.host, ("", {}))[1]
@@ -220,6 +212,8 @@ def _environment(
             env[f"ARGOSY_PORT_{_variable(key)}"] = str(port)
     for name, port in _own_ports(supervisor, attempt).items():
         env[f"ARGOSY_PORT_{_variable(name)}"] = str(port)
+    if attempt.saving:
+        env["ARGOSY_STOPPING"] = "1"
     threads = _threads(supervisor, spec)
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)

@@ -14,6 +14,7 @@ from argosy.control.identity import run_of
 from argosy.control.restarts import NOT_READY
 from argosy.control.supervisor import Supervisor
 from argosy.protocol.facts import (
+    AttemptEntered,
     AttemptExited,
     AttemptJoined,
     AttemptProgressed,
@@ -23,9 +24,11 @@ from argosy.protocol.facts import (
     AttemptSuspected,
     Fact,
     FailureClass,
+    GangBounded,
     Note,
     PortsRefused,
     PortsReserved,
+    StateSaved,
     StopRequested,
 )
 from argosy.protocol.messages import Hello, Observed
@@ -46,6 +49,8 @@ def facts_of(
         return _unwanted(supervisor, observed) if observed.kind == "started" else []
     if "@" not in source and source != attempt.keeper:
         return []
+    if observed.kind in ("bounded", "saved"):
+        return _of_trainer(supervisor, attempt, observed)
     if not attempt.is_alive:
         return _unwanted(supervisor, observed) if observed.kind == "started" else []
     if observed.kind == "suspected":
@@ -68,6 +73,8 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
             return [AttemptReady(attempt=name, run=run)]
         case "joined" if attempt.joined != data.get("generation"):
             return [AttemptJoined(attempt=name, run=run, generation=int(data["generation"]))]
+        case "entered" if attempt.entered_at is None:
+            return [AttemptEntered(attempt=name, run=run)]
         case "progressed" if attempt.step is None:
             return [AttemptProgressed(attempt=name, run=run, step=int(data.get("step") or 0))]
         case "hung" | "unready" if not attempt.stopping:
@@ -80,6 +87,19 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
         case "exited":
             return [_exited(run, attempt, data, now)]
     return []
+
+
+def _of_trainer(supervisor: Supervisor, attempt: Attempt, observed: Observed) -> list[Fact]:
+    """What a trainer says of the whole run: every member says it, and it is news once."""
+    data, run = observed.data, supervisor.run
+    fact: GangBounded | StateSaved
+    if observed.kind == "bounded":
+        fact = GangBounded(run=run, role=attempt.role, **data)
+        return [] if fact == supervisor.roles[attempt.role].bounds else [fact]
+    fact = StateSaved(run=run, attempt=attempt.id, **data)
+    known = supervisor.saved
+    is_known = known is not None and (known.step, known.path) == (fact.step, fact.path)
+    return [] if is_known and supervisor.has_saved else [fact]
 
 
 def _suspected(supervisor: Supervisor, by: Attempt, data: dict[str, Any]) -> list[Fact]:

@@ -42,10 +42,25 @@ def check_resize(supervisor: Supervisor, role: Role, size: int, *, may_restart: 
         raise ConfigError(f"{name} has not started yet", fix="try again when it has")
     if role.spec.ports:
         raise ConfigError(f"the processes of {name} hold ports, which are given once for all")
+    _check_bounds(role, size)
     if is_ending(role):
         raise ConfigError(f"{name} is about to end: a member has finished its work")
     if not role.can_join:
         _check_restart(role, may_restart)
+
+
+def _check_bounds(role: Role, size: int) -> None:
+    """What the trainer of its members can do with so many."""
+    bounds = role.bounds
+    if bounds is None or bounds.least <= size <= bounds.most:
+        return
+    if bounds.least == bounds.most:
+        fix = "stop it, and resume it with another number of ranks"
+    elif size > bounds.most:
+        fix = f"use {bounds.most} or fewer"
+    else:
+        fix = f"use {bounds.least} or more"
+    raise ConfigError(f"{role.name} cannot have {size} ranks: {bounds.why}", fix=fix)
 
 
 def _check_restart(role: Role, may_restart: bool) -> None:

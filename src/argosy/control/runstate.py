@@ -18,6 +18,7 @@ from argosy.control.attempts import Attempt, Process, Role
 from argosy.control.faults import left_over
 from argosy.errors import InvariantError
 from argosy.protocol.facts import (
+    AttemptEntered,
     AttemptExited,
     AttemptJoined,
     AttemptPlanned,
@@ -32,6 +33,7 @@ from argosy.protocol.facts import (
     Event,
     EvidenceKept,
     FaultInjected,
+    GangBounded,
     GangResized,
     GenerationFormed,
     Note,
@@ -40,6 +42,7 @@ from argosy.protocol.facts import (
     RunAdmitted,
     RunEnded,
     RunSubmitted,
+    StateSaved,
     StopRequested,
 )
 
@@ -65,6 +68,11 @@ class RunState:
         self.ports: dict[str, tuple[str, dict[str, int]]] = {}
         self.ports_refused: PortsRefused | None = None
         self.stop: StopRequested | None = None
+        self.stop_seq = 0
+        self.saved: StateSaved | None = None
+        """The newest save."""
+        self.has_saved = False
+        """It was made since the run is being stopped."""
         self.ended: RunEnded | None = None
         self.started_at: float | None = None
         self.ended_at: float | None = None
@@ -136,6 +144,17 @@ class RunState:
         role.resized_by = fact.command
         role.is_resizing = fact.size != len(role.members)
 
+    def _fold_bounded(self, event: Event, fact: GangBounded) -> None:
+        role = self.roles[fact.role]
+        role.bounds = fact
+        if role.is_resizing and role.size > fact.most:
+            # Asked for before anybody knew: as many as there can be.
+            role.size = role.asked_size = fact.most
+            role.is_resizing = role.size != len(role.members)
+
+    def _fold_saved(self, event: Event, fact: StateSaved) -> None:
+        self.saved, self.has_saved = fact, self.stop is not None
+
     def _fold_planned(self, event: Event, fact: AttemptPlanned) -> None:
         process = self.roles[fact.role].processes[fact.index]
         if process.alive is not None:
@@ -154,6 +173,7 @@ class RunState:
             generation=fact.generation,
             rank=fact.rank,
             parked=fact.parked,
+            saving=fact.saving,
         )
         self.attempts[fact.attempt] = process.current = attempt
 
@@ -181,16 +201,27 @@ class RunState:
 
     def _fold_joined(self, event: Event, fact: AttemptJoined) -> None:
         attempt = self._living(fact.attempt)
+        if attempt.joined is None:
+            attempt.joined_at = event.at
         attempt.joined = fact.generation
         role = self.roles[attempt.role]
         if not role.can_join:
             members = [process.current for process in role.wanted()]
             role.can_join = all(each is not None and each.joined is not None for each in members)
 
+    def _fold_entered(self, event: Event, fact: AttemptEntered) -> None:
+        attempt = self._living(fact.attempt)
+        role = self.roles[attempt.role]
+        attempt.entered_at = event.at
+        role.entered_at = event.at if role.entered_at is None else role.entered_at
+        began = max(attempt.started_at or event.at, attempt.released_at)
+        role.slowest_entry = max(role.slowest_entry, event.at - began)
+
     def _fold_progressed(self, event: Event, fact: AttemptProgressed) -> None:
         attempt = self._living(fact.attempt)
         attempt.step = fact.step
-        self.roles[attempt.role].is_observable = True
+        role = self.roles[attempt.role]
+        role.is_observable = role.has_trained = True
 
     def _fold_suspected(self, event: Event, fact: AttemptSuspected) -> None:
         attempt = self._living(fact.attempt)
@@ -237,6 +268,8 @@ class RunState:
 
     def _fold_stop(self, event: Event, fact: StopRequested) -> None:
         was = self.stop
+        if was is None:
+            self.stop_seq = event.seq
         if was is None or fact.hard > was.hard:
             # The first reason is the reason; later ones only make it harder.
             self.stop = fact if was is None else msgspec.structs.replace(was, hard=fact.hard)
@@ -319,11 +352,14 @@ _FOLDS: dict[type, Callable[[RunState, Event, Any], None]] = {
     PortsRefused: RunState._fold_refused,
     GenerationFormed: RunState._fold_formed,
     GangResized: RunState._fold_resized,
+    GangBounded: RunState._fold_bounded,
+    StateSaved: RunState._fold_saved,
     AttemptPlanned: RunState._fold_planned,
     AttemptReleased: RunState._fold_released,
     AttemptStarted: RunState._fold_started,
     AttemptReady: RunState._fold_ready,
     AttemptJoined: RunState._fold_joined,
+    AttemptEntered: RunState._fold_entered,
     AttemptProgressed: RunState._fold_progressed,
     AttemptSuspected: RunState._fold_suspected,
     EvidenceKept: RunState._fold_evidence,

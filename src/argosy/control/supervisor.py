@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from argosy.control import membership
+from argosy.control import membership, saving
 from argosy.control.attempts import Attempt, Process, Role
 from argosy.control.identity import attempt_id
 from argosy.control.restarts import (
     Tally,
     describe,
+    describe_restart,
     exit_code,
     first_cause,
     wait_seconds,
@@ -34,6 +35,7 @@ from argosy.protocol.facts import (
     CommandDone,
     Event,
     Fact,
+    FailureClass,
     FaultInjected,
     GenerationFormed,
     RunEnded,
@@ -76,9 +78,9 @@ class Supervisor(RunState):
                 return [self._end("cancelled", STOPPED_CODE, self.stop.reason)]
             return self._finish_commands()
         if self.stop is not None:
-            return self._wind_down(self.stop.hard, self.stop.reason)
+            return self._wind_down(self.stop.hard, self.stop.reason, now)
         if self._is_complete():
-            return self._wind_down(False, "the run is complete")
+            return self._wind_down(False, "the run is complete", now)
         if self.ports_refused is not None:
             return [self._give_up(self.ports_refused.reason, "")]
         facts = self._stop_retired() or self._finish_commands() or self._pass_faults_on()
@@ -139,19 +141,16 @@ class Supervisor(RunState):
         return facts
 
     def _suspect_newcomers(self, now: float) -> list[Fact]:
-        """Members that never join although their program does."""
+        """Members that never join, or never come to train, although their program does."""
         facts: list[Fact] = []
         for role in self.order:
-            if not role.can_join:
-                continue
             for attempt in role.alive():
-                if attempt.joined is not None or attempt.started_at is None or attempt.parked:
+                if attempt.started_at is None or attempt.parked or attempt.entered_at is not None:
                     continue
                 if attempt.stopping or attempt.suspected_at is not None:
                     continue
-                at = max(attempt.started_at, attempt.released_at) + JOIN_SECONDS
-                if at > now:
-                    self._deadline = at if self._deadline is None else min(self._deadline, at)
+                at, reason = _expected(role, attempt)
+                if at is None or not self._has_passed(at, now):
                     continue
                 facts.append(
                     AttemptSuspected(
@@ -159,10 +158,16 @@ class Supervisor(RunState):
                         run=self.run,
                         by="",
                         generation=role.generation,
-                        reason=f"it has not joined within {JOIN_SECONDS:.0f} s",
+                        reason=reason,
                     )
                 )
         return facts
+
+    def _has_passed(self, at: float, now: float) -> bool:
+        """Whether a time has come; if not, this is to be looked at again then."""
+        if at > now:
+            self._deadline = at if self._deadline is None else min(self._deadline, at)
+        return at <= now
 
     def _end_suspects(self, now: float) -> list[Fact]:
         """Kill those that hang in the eyes of a peer, as soon as the evidence is kept or could not be had in time."""
@@ -172,7 +177,7 @@ class Supervisor(RunState):
                 if not attempt.is_suspect:
                     continue
                 at = (attempt.suspected_at or 0.0) + EVIDENCE_SECONDS
-                if attempt.has_evidence or at <= now:
+                if attempt.has_evidence or self._has_passed(at, now):
                     facts.append(
                         AttemptStopping(
                             attempt=attempt.id,
@@ -182,8 +187,6 @@ class Supervisor(RunState):
                             failure="hang",
                         )
                     )
-                else:
-                    self._deadline = at if self._deadline is None else min(self._deadline, at)
         return facts
 
     def _stop_retired(self) -> list[Fact]:
@@ -201,21 +204,50 @@ class Supervisor(RunState):
             return all(role.is_finished() for role in main)
         return all(role.is_finished() for role in self.order)  # all of them stopped by hand
 
-    def _wind_down(self, hard: bool, reason: str) -> list[Fact]:
+    def _wind_down(self, hard: bool, reason: str, now: float) -> list[Fact]:
         """End what is left, role by role in reverse order of start, then the run."""
         facts: list[Fact] = []
         is_clear = True
         for role in reversed(self.order):
             alive = role.alive()
             for attempt in alive:
+                if attempt.saving and not hard:
+                    facts += self._await_saver(role, attempt, now)
+                    continue
                 is_at_once = hard or attempt.parked
                 facts += _stopping(self.run, [attempt], "kill" if is_at_once else "term", reason)
-            if alive:
+            if not alive and not hard:
+                facts += self._start_saver(role)
+            if alive or facts:
                 is_clear = False
                 if not hard:
                     self.waits[role.name] = "is told to end; roles before it follow"
                     break
         return [self._conclusion()] if is_clear else facts
+
+    def _start_saver(self, role: Role) -> list[Fact]:
+        """Of a role that has ended without a save, although its state is still there: one process that makes it."""
+        index = next((i for i in role.members if not role.processes[i].retired), None)
+        if index is None or self.stop is None or self.stop.declared:
+            return []  # who says that the run cannot succeed has saved before
+        if not saving.needs_saver(self, role):
+            return []
+        reason, generation = "nobody is left who could save its state", role.generation + 1
+        formed = GenerationFormed(
+            run=self.run, role=role.name, generation=generation, members=[index], reason=reason
+        )
+        return [
+            formed,
+            self.plan(role, index, reason, generation=generation, rank=0, saving=True),
+        ]
+
+    def _await_saver(self, role: Role, attempt: Attempt, now: float) -> list[AttemptStopping]:
+        seconds = saving.saver_seconds(role)
+        if not self._has_passed(attempt.planned_at + seconds, now):
+            self.waits[role.name] = "saves its state"
+            return []
+        reason = f"it has not done so within {seconds:.0f} s"
+        return _stopping(self.run, [attempt], "kill", reason)
 
     def _conclusion(self) -> RunEnded:
         stop = self.stop
@@ -230,7 +262,8 @@ class Supervisor(RunState):
                 )  # however those end that are told to, and whoever is first to say it
             return self._end("failed", code, stop.reason, cause.attempt if cause else "")
         if stop is not None:
-            return self._end("stopped", KILLED_CODE if stop.hard else STOPPED_CODE, stop.reason)
+            reason = "; ".join(filter(None, (stop.reason, saving.describe_loss(self))))
+            return self._end("stopped", KILLED_CODE if stop.hard else STOPPED_CODE, reason)
         if any(
             p.retired for role in self.order for p in role.processes if role.policy != "permanent"
         ):
@@ -307,7 +340,7 @@ class Supervisor(RunState):
             given_up = self._why_given_up(role, process, attempt)
             if given_up:
                 return [self._give_up(given_up, attempt.id)]
-            reason = f"restart: {describe(attempt.exit)}" if attempt.exit else "restart"
+            reason = self._why_again(role, attempt)
         if role.name in held:
             self.waits[f"{role.name}/{process.index}"] = "waits for its siblings to end"
             return []
@@ -318,14 +351,24 @@ class Supervisor(RunState):
             return []
         return [self.plan(role, process.index, reason)]
 
+    def _why_again(self, role: Role, attempt: Attempt) -> str:
+        if attempt.exit is None:
+            return "restart"
+        if attempt.failure is None:
+            return describe(attempt.exit)
+        count = self._num_failures(role, attempt.failure, attempt.exited_at)
+        return f"{describe(attempt.exit)}; {describe_restart(role.spec, attempt.failure, count)}"
+
+    def _num_failures(self, role: Role, failure: FailureClass, at: float) -> int:
+        """Of this class, in the budget's period before that time."""
+        since = at - role.spec.budget.period_seconds
+        return sum(1 for time in role.history.failures.get(failure, ()) if time > since)
+
     def _why_given_up(self, role: Role, process: Process, attempt: Attempt) -> str:
         if attempt.failure is None:
             return ""
-        since = attempt.exited_at - role.spec.budget.period_seconds
-        times = role.history.failures.get(attempt.failure, ())
-        tally = Tally(
-            sum(1 for at in times if at > since), process.history.row, process.history.fruitless
-        )
+        count = self._num_failures(role, attempt.failure, attempt.exited_at)
+        tally = Tally(count, process.history.row, process.history.fruitless)
         why = why_given_up(role.spec, attempt.failure, tally, role.is_observable)
         if role.policy == "transient" and attempt.failure == "user" and attempt.exit is not None:
             life = attempt.life(role.spec.backoff.most_seconds)
@@ -350,10 +393,9 @@ class Supervisor(RunState):
         return attempt.exited_at + wait_seconds(role.spec.backoff, row, *key)
 
     def _is_due(self, at: float, what: str, now: float) -> bool:
-        if at <= now:
+        if self._has_passed(at, now):
             return True
         self.waits[what] = f"backoff: restarts in {at - now:.1f} s"
-        self._deadline = at if self._deadline is None else min(self._deadline, at)
         return False
 
     def plan(self, role: Role, index: int, reason: str, **more: Any) -> AttemptPlanned:
@@ -467,6 +509,20 @@ class Supervisor(RunState):
             if is_due and (newest is None or attempt.exit_seq > newest.exit_seq):
                 newest = attempt
         return newest
+
+
+def _expected(role: Role, attempt: Attempt) -> tuple[float | None, str]:
+    """When a member that was started should have joined, or one that joined should have begun to train, and what to say if it has not."""
+    if attempt.joined is None:
+        began = max(attempt.started_at or 0.0, attempt.released_at)
+        at = began + JOIN_SECONDS if role.can_join else None
+        return at, f"it has not joined within {JOIN_SECONDS:.0f} s"
+    if role.entered_at is None or role.bounds is None or not role.bounds.hang_seconds:
+        return None, ""
+    # It may prepare as long as the slowest so far, and longer; others have come to their loops.
+    seconds = role.bounds.hang_seconds + 3.0 * role.slowest_entry
+    reason = f"it has joined and not come to train within {seconds:.0f} s, as others have"
+    return max(attempt.joined_at, role.entered_at) + seconds, reason
 
 
 def _time(attempt: Attempt) -> float:

@@ -127,6 +127,30 @@ class GangResized(Fact, frozen=True, kw_only=True, tag="gang.resized"):
     command: str = ""
 
 
+class GangBounded(Fact, frozen=True, kw_only=True, tag="gang.bounded"):
+    """A member has made its trainer: it knows how many ranks it can use, and whether what it trains outlives them."""
+
+    run: str
+    role: str
+    least: int
+    most: int
+    why: str
+    """What the bounds come from, in words: `it has 8 lanes`."""
+    keeps_state: bool
+    """The state is in the run's memory: any new process of the program can save it."""
+    hang_seconds: float = 0.0
+    """So long a member may take to enter beyond what others took; 0: for ever."""
+
+
+class StateSaved(Fact, frozen=True, kw_only=True, tag="run.saved"):
+    """A member has saved what the run has come to."""
+
+    run: str
+    attempt: str
+    step: int
+    path: str
+
+
 class AttemptPlanned(Fact, frozen=True, kw_only=True, tag="attempt.planned"):
     """One start of one process was decided. Durable before anything is started."""
 
@@ -143,6 +167,8 @@ class AttemptPlanned(Fact, frozen=True, kw_only=True, tag="attempt.planned"):
     rank: int | None = None
     parked: bool = False
     """A spare: forked and held at its gate until a generation takes it."""
+    saving: bool = False
+    """The run is being stopped and nobody was left to save its state: this process does so, and leaves."""
     reason: str = ""
 
 
@@ -181,6 +207,13 @@ class AttemptJoined(Fact, frozen=True, kw_only=True, tag="attempt.joined"):
     generation: int
 
 
+class AttemptEntered(Fact, frozen=True, kw_only=True, tag="attempt.entered"):
+    """Its trainer takes part: from here on its peers see whether it hangs."""
+
+    attempt: str
+    run: str
+
+
 class AttemptProgressed(Fact, frozen=True, kw_only=True, tag="attempt.progressed"):
     """It reported its first step since it started (later steps are not facts)."""
 
@@ -195,7 +228,7 @@ class AttemptSuspected(Fact, frozen=True, kw_only=True, tag="attempt.suspected")
     attempt: str
     run: str
     by: str
-    """The attempt that said so; empty: it never joined, although its program does."""
+    """The attempt that said so; empty: it never joined or never entered, although its program does."""
     generation: int
     reason: str
 
@@ -324,11 +357,14 @@ AnyFact = (
     | PortsRefused
     | GenerationFormed
     | GangResized
+    | GangBounded
+    | StateSaved
     | AttemptPlanned
     | AttemptReleased
     | AttemptStarted
     | AttemptReady
     | AttemptJoined
+    | AttemptEntered
     | AttemptProgressed
     | AttemptSuspected
     | EvidenceKept

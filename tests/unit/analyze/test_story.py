@@ -11,6 +11,9 @@ SAMPLES = [
     facts.HostJoined(host="h", keeper="k", cpus=2, memory_bytes=1 << 30),
     facts.HostLost(host="h", reason="silent"),
     facts.GangResized(run="r", role="train", size=6),
+    facts.GangBounded(run="r", role="train", least=1, most=8, why="8 lanes", keeps_state=True),
+    facts.StateSaved(run="r", attempt="a", step=40, path="/p"),
+    facts.AttemptEntered(attempt="a", run="r"),
     facts.AttemptSuspected(attempt="a", run="r", by="b", generation=1, reason="silent"),
     facts.EvidenceKept(attempt="a", run="r", path="/stacks.json"),
     facts.FaultInjected(run="r", number=7, fault="slow", rank=2, step=3, seconds=1.5),
@@ -122,3 +125,21 @@ def test_why_there_was_no_warm_parent_is_told_once():
         for n in range(3)
     ]
     assert [bool(line) for line in told] == [True, False, False]
+
+
+def test_a_stopped_run_says_where_it_is_saved_and_how_to_go_on():
+    story = Story()
+    role = {"script": "my train.py", "count": 4, "arguments": ["--resume", "/old", "--seed", "3"]}
+    saved = facts.StateSaved(run="r", attempt="a", step=40, path="/runs/r/checkpoints/step-40")
+    told = [
+        {"kind": "run.submitted", "name": "x", "spec": {"roles": {"train": role}}},
+        {"kind": "attempt.planned", "attempt": "a", "role": "train", "index": 0, "rank": 0},
+        msgspec.to_builtins(saved),
+        {"kind": "run.stop_requested", "reason": "Ctrl-C"},
+        msgspec.to_builtins(saved),
+    ]
+    events = [{"seq": number, "at": 0.0, "fact": fact} for number, fact in enumerate(told)]
+    said = [line for line in map(story.headline, events) if line]
+    where = "step 40 is saved in /runs/r/checkpoints/step-40"
+    command = "argosy run -n 4 'my train.py' -- --seed 3 --resume /runs/r"
+    assert said == [where, f"{where}; go on: {command}"]

@@ -77,9 +77,6 @@ class Exits:
             attempt.stop_timer.cancel()
         attempt.gate = close_fd(attempt.gate)
         self._read_last_report(attempt)
-        for link in list(attempt.links):
-            # Its last words, that it has saved, say, are heard before its end.
-            link.drain()
         Sweep(self.keeper, attempt, lambda: self._finish(attempt)).begin()
 
     def tell_peers(self, attempt: Attempt) -> None:
