@@ -6,7 +6,7 @@ The registry hands one book to the parts of a state in turn. Reads metadata only
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ class Book:
         return None
 
 
+@runtime_checkable
 class Part(Protocol):
     """One key of the state."""
 

@@ -90,6 +90,8 @@ def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str
             found[key] = ModuleState(key, value)
         elif isinstance(value, torch.optim.Optimizer):
             later[key] = OptimizerState(key, value)
+        elif isinstance(value, Part):
+            later[key] = value
         elif isinstance(value, PerRank):
             later[key] = TreeState(key, value.value, is_per_rank=True)
         else:

@@ -41,6 +41,24 @@ class Region(NamedTuple):
     """First byte of each parameter."""
 
 
+class Hold:
+    """A lock on the memory of an arena, of one process at a time; the kernel lets the next one in when it ends."""
+
+    def __init__(self, arena: arenas.Arena, *, is_waiting: bool) -> None:
+        # A descriptor that was handed over shares its lock with the sender: only one opened here excludes the others.
+        self._own = os.open(f"/proc/self/fd/{arena.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._own, fcntl.LOCK_EX | (0 if is_waiting else fcntl.LOCK_NB))
+        except BaseException:
+            os.close(self._own)
+            raise
+
+    def release(self) -> None:
+        """Give it back; a child that was forked meanwhile has a copy of the descriptor."""
+        fcntl.flock(self._own, fcntl.LOCK_UN)
+        os.close(self._own)
+
+
 class Weights:
     """The parameters of a model in shared memory, one copy for all ranks of a host."""
 
@@ -85,17 +103,12 @@ class Weights:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """One process at a time, of all that map these weights; the kernel lets the next one in when it ends."""
-        # A descriptor that was handed over shares its lock with the sender: only one opened here excludes the others.
-        own = os.open(f"/proc/self/fd/{self._arena.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+        """One process at a time, of all that map these weights."""
+        hold = Hold(self._arena, is_waiting=True)
         try:
-            fcntl.flock(own, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(
-                own, fcntl.LOCK_UN
-            )  # a child that is forked now has a copy of the descriptor
-            os.close(own)
+            hold.release()
 
     def bind(self) -> None:
         """Let the module's parameters be the shared ones."""
@@ -133,6 +146,13 @@ class Version:
         self._index = {name: place for place, name in enumerate(plan.names)}
         self.tensors: list[torch.Tensor] = self._map() if over is None else over.tensors
         self._places = {(f.name, f.key): place for place, f in enumerate(plan.fields)}
+
+    def hold(self) -> Hold | None:
+        """Say that this process reads it for longer than a step; None while another one does."""
+        try:
+            return Hold(self._arena, is_waiting=False)
+        except BlockingIOError:
+            return None
 
     def _map(self) -> list[torch.Tensor]:
         return [
@@ -238,6 +258,11 @@ class Memories:
         self._prefix = prefix
         self._only = only
         self._versions: dict[int, Version] = {} if only is None else {0: only}
+
+    @property
+    def is_rotating(self) -> bool:
+        """Whether the next version leaves this one as it is."""
+        return self._only is None
 
     def version(self, slot: int) -> Version:
         """The version in a slot; mapped when first asked for."""

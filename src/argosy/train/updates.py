@@ -15,6 +15,7 @@ from argosy.errors import ConfigError
 from argosy.train.memories import Version
 from argosy.train.stateplan import Field, Kind
 
+_STRUCTURE = ("params", "param_names")
 Factory = Callable[["MasterParameters"], torch.optim.Optimizer]
 _KINDS: dict[type, tuple[Kind, torch.dtype]] = {
     bool: ("bool", torch.int64),
@@ -91,6 +92,17 @@ class Updater:
                     found += _fields(name_of[id(parameter)], state)
         finally:
             self.optimizer.param_groups = groups
+        return found
+
+    def groups(self) -> list[tuple[list[str], dict[str, Any]]]:
+        """Names and settings of each group, with the learning rate that schedules are factors of."""
+        name_of = {id(p): name for name, p in self._masters.items()}
+        found = []
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            settings = {key: value for key, value in group.items() if key not in _STRUCTURE}
+            if "lr" in settings:
+                settings["lr"] = rate
+            found.append(([name_of[id(p)] for p in group["params"]], settings))
         return found
 
     def update(
@@ -191,7 +203,7 @@ class _Home:
         """The optimizer's state, to be changed in place."""
         if self._has_tensors_alone:
             return dict(self._tensors)
-        return {field.key: _load(field, tensor) for field, tensor in self._fields}
+        return {field.key: read_field(field, tensor) for field, tensor in self._fields}
 
     def store(self, state: Mapping[str, Any]) -> None:
         """Bring here what lies elsewhere; ConfigError when there is more than was found at first."""
@@ -199,7 +211,7 @@ class _Home:
         if is_alike and all(state.get(key) is tensor for key, tensor in self._tensors.items()):
             return
         for field, tensor in self._fields:
-            _store(field, tensor, state.get(field.key), self._name)
+            write_field(field, tensor, state.get(field.key), self._name)
         if len(self._fields) != len(state):
             keys = sorted(set(state) - {field.key for field, _ in self._fields})
             raise ConfigError(
@@ -260,7 +272,8 @@ def _is_of_optimizer(field: Field) -> bool:
     return field.key not in ("value", "ema")
 
 
-def _load(field: Field, tensor: torch.Tensor) -> Any:
+def read_field(field: Field, tensor: torch.Tensor) -> Any:
+    """What the optimizer keeps there."""
     if field.kind == "tensor":
         return tensor
     if field.kind == "none":
@@ -269,7 +282,8 @@ def _load(field: Field, tensor: torch.Tensor) -> Any:
     return bool(number) if field.kind == "bool" else number
 
 
-def _store(field: Field, tensor: torch.Tensor, value: Any, name: str) -> None:
+def write_field(field: Field, tensor: torch.Tensor, value: Any, name: str) -> None:
+    """Keep what the optimizer has come to; ConfigError when it is of another kind."""
     if field.kind == "none" and value is None:
         return
     if isinstance(value, torch.Tensor) and field.kind == "tensor":

@@ -1,0 +1,33 @@
+"""When a trainer saves while it goes on, and what is kept: a value of its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from argosy.checkpoint.background import Writing
+from argosy.checkpoint.retention import Keep
+from argosy.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Every so many steps or seconds; with neither as often as loses least, by what saves cost and how often something fails."""
+
+    every: int | None = None
+    """Steps between saves."""
+    seconds: float | None = None
+    """Seconds between saves."""
+    keep: Keep = dataclasses.field(default_factory=lambda: Keep(last=2))
+    """Which of them stay."""
+    writing: Writing = dataclasses.field(default_factory=Writing)
+    """Threads and rate of the writing."""
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.seconds is not None:
+            raise ConfigError(
+                "checkpoints by steps and by seconds", fix="give one of every= and seconds="
+            )
+        if self.every is not None and (isinstance(self.every, bool) or self.every < 1):
+            raise ConfigError(f"checkpoints every {self.every} steps", fix="give 1 or more")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ConfigError(f"checkpoints every {self.seconds} seconds", fix="give seconds")

@@ -1,0 +1,210 @@
+"""Saves of a trainer: beside training while a version is pinned, on a stop, at the end, before a failure.
+
+The first of the living ranks saves; the others need not know. A pinned version is not written again until it is saved, so nothing is copied and no step waits: updates go on in other slots.
+What is saved is a checkpoint like any other (storedstate.py). Called by parts.py at the beginning of each turn; a rank that dies in the middle leaves nothing, and the next one saves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from argosy.checkpoint import names
+from argosy.checkpoint.boards import Group
+from argosy.checkpoint.checkpointer import Checkpointer
+from argosy.checkpoint.intervals import Interval
+from argosy.checkpoint.loading import Loaded
+from argosy.checkpoint.schedules import Schedule
+from argosy.errors import ArgosyError, GenerationChanged
+from argosy.move.versions import Versions
+from argosy.train.checkpoints import Checkpoints
+from argosy.train.memories import Hold, Memories, Version
+from argosy.train.storedstate import KEY, StoredVersion
+
+_LOG = logging.getLogger("argosy.train")
+_NICE = 10
+_WAIT_SECONDS = 20.0
+FOLDER = "checkpoints"
+"""In a run's directory."""
+
+
+Stored = Callable[[Version], StoredVersion]
+"""A version as a part of a checkpoint; asked only while the turn that begins with it is under way."""
+
+
+class Saver:
+    """The saves of one process."""
+
+    def __init__(
+        self,
+        directory: Path,
+        run: str,
+        policy: Checkpoints | None,
+        state: Versions,
+        owner: int,
+        memories: Memories,
+        stored: Stored,
+    ) -> None:
+        """`owner` is the number that pins of saves have in the whole run."""
+        self.path = directory / FOLDER
+        self._policy = policy
+        self._state = state
+        self._memories = memories
+        self._stored = stored
+        kept = policy or Checkpoints()
+        self.checkpointer = Checkpointer(
+            self.path, run=run, group=Group(0, 1), keep=kept.keep, writing=kept.writing
+        )
+        self._schedule = Schedule(Interval(), Group(0, 1))
+        self._owner = owner
+        self._began_at = time.monotonic()
+        self._last: int | None = None
+        self._thread: threading.Thread | None = None
+
+    def tend(self, step: int, is_first: Callable[[], bool]) -> None:
+        """At the beginning of a turn: begin a save if it is time, this is the rank to do it, and none is under way."""
+        if self._policy is not None and step and self._is_due(step) and is_first():
+            self._begin()
+
+    def save(self, *, owner: int | None = None) -> Path:
+        """Save the committed version now; where it is. One that is there already is left as it is.
+
+        `owner` is the number to pin it under, for a rank that has no place in the exchange yet.
+        """
+        self.wait()
+        version, slot = self._state.pin(owner=owner)
+        try:
+            return self._write(self._stored(self._memories.version(slot)))
+        finally:
+            self._state.unpin(version, owner=owner)
+
+    def has(self, step: int) -> bool:
+        """Whether a step is saved."""
+        return (self.path / names.step_name(step) / names.MANIFEST).exists()
+
+    def wait(self) -> None:
+        """Until no save is under way."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def save_once(self, is_turn: Callable[[], bool], *, owner: int | None = None) -> Path | None:
+        """One of the ranks that stop saves the committed version; the others wait for it, and take its place if it ends before."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while (step := self._committed()) and time.monotonic() < deadline:
+            if self.has(step):
+                return self.path / names.step_name(step)
+            if is_turn():
+                return self.save(owner=owner)
+            time.sleep(0.02)
+        return None
+
+    def _committed(self) -> int:
+        """Steps that are committed; others may go on meanwhile."""
+        return int(self._memories.version(self._state.current()[1]).ledger["step"])
+
+    def _is_due(self, step: int) -> bool:
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        policy = self._policy
+        assert policy is not None
+        if policy.every is not None:
+            return step // policy.every > self._newest() // policy.every
+        if policy.seconds is not None:
+            return time.monotonic() - self._began_at >= policy.seconds
+        return self._schedule.is_due(step)
+
+    def _newest(self) -> int:
+        """The newest step that was saved, or tried to."""
+        if self._last is None:
+            self._last = max(self.checkpointer.steps(), default=0)
+        return self._last
+
+    def _begin(self) -> None:
+        self._release_left()
+        if self._state.pins().get(self._owner):
+            return  # another process has begun one and is at it still
+        version, slot = self._state.current()
+        found = self._memories.version(slot)
+        hold = found.hold()  # before the pin: one that nobody holds was left by a dead process
+        if hold is None:
+            return
+        try:
+            self._state.pin(version, owner=self._owner)
+        except GenerationChanged:
+            hold.release()
+            return  # the others are a step further: the next turn is soon enough
+        stored = self._stored(found)
+        self._last, self._began_at = stored.step, time.monotonic()
+        self._schedule.requested(stored.step)
+        if self._memories.is_rotating:
+            # Not a daemon: a program that ends now waits for it.
+            self._thread = threading.Thread(
+                target=self._save_pinned, args=(version, stored, hold), name="argosy-save"
+            )
+            self._thread.start()
+            return
+        try:
+            self._said_when_failed(stored, self._save_copied)
+        finally:
+            self._let_go(version, hold)
+
+    def _release_left(self) -> None:
+        """Give back what a process that died had pinned."""
+        for version, slot in self._state.pins().get(self._owner, []):
+            hold = self._memories.version(slot).hold()
+            if hold is not None:
+                self._let_go(version, hold)
+
+    def _let_go(self, version: int, hold: Hold) -> None:
+        self._state.unpin(version, owner=self._owner)
+        hold.release()
+
+    def _save_pinned(self, version: int, stored: StoredVersion, hold: Hold) -> None:
+        """In a thread of its own, while updates go on in other slots."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            self._said_when_failed(stored, self._write)
+        finally:
+            self._let_go(version, hold)
+        self._schedule.saved(0.0, time.monotonic() - self._began_at)
+
+    def _save_copied(self, stored: StoredVersion) -> None:
+        """Where every version is the same memory: copied now, written by the writer process."""
+        self.checkpointer.save(
+            stored.step, {KEY: stored}, metrics=stored.metrics, streams=False, wait=False
+        )
+        self._schedule.saved(time.monotonic() - self._began_at)
+
+    def _said_when_failed(
+        self, stored: StoredVersion, save: Callable[[StoredVersion], object]
+    ) -> None:
+        """What goes wrong with a save is said, and training goes on."""
+        try:
+            save(stored)
+        except (ArgosyError, OSError) as failure:
+            _LOG.warning("step %d was not saved, training goes on: %s", stored.step, failure)
+
+    def _write(self, stored: StoredVersion) -> Path:
+        if not self.has(stored.step):
+            try:
+                self.checkpointer.save(
+                    stored.step, {KEY: stored}, metrics=stored.metrics, streams=False
+                )
+            finally:
+                self.checkpointer.close()  # the next one may be another rank's
+        return self.path / names.step_name(stored.step)
+
+
+def restore(stored: StoredVersion, directories: Iterable[Path]) -> Loaded | None:
+    """Fill a version from the newest good checkpoint of the first of these runs' directories that has one."""
+    for directory in directories:
+        with Checkpointer(directory / FOLDER, group=Group(0, 1)) as checkpointer:
+            loaded = checkpointer.load({KEY: stored}, streams=False)
+        if loaded is not None:
+            return loaded
+    return None

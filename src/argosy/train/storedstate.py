@@ -1,0 +1,203 @@
+"""A version of the training state as a part of a checkpoint, and back again.
+
+Values stand under the model's own names, what optimizers keep under the names that an optimizer saved alone has, so that other programs read the weights and a plain script
+goes on from a trainer's checkpoint. Beside them stand the ledger and what must be the same when training goes on. Used by saves.py; reads and fills memory that others have made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from argosy.checkpoint import trees
+from argosy.checkpoint.books import Book
+from argosy.checkpoint.names import Kind
+from argosy.checkpoint.opened import Opened
+from argosy.errors import MismatchError
+from argosy.train import fingerprint
+from argosy.train.lanes import BUFFER
+from argosy.train.memories import IMAGE, Version
+from argosy.train.stateplan import AVERAGE, VALUE, Field
+from argosy.train.updates import Updater, read_field, write_field
+
+KEY = "trainer"
+"""Under which the ledger and the facts stand among a checkpoint's values."""
+_OPTIMIZER, _EMA = "optimizer", "ema"
+
+
+class StoredVersion:
+    """One version, to be saved or to be filled."""
+
+    def __init__(
+        self,
+        version: Version,
+        model: torch.nn.Module,
+        updaters: Sequence[Updater],
+        facts: Mapping[str, Any],
+        *,
+        ledger: Mapping[str, Any] | None = None,
+        allow_drift: bool = False,
+    ) -> None:
+        """`facts` must be the same when training goes on; `ledger` is saved instead of the version's own."""
+        self._version = version
+        self._model = model
+        self._updaters = updaters
+        self._facts = facts
+        self._ledger = version.ledger if ledger is None else ledger
+        self._allow_drift = allow_drift
+        self._owners = {name: updater for updater in updaters for name in updater.names}
+        # A tied parameter has several names in the module and one in the version.
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._loaded: Mapping[str, Any] = {}
+        self._trees: Mapping[str, Any] = {}
+
+    @property
+    def step(self) -> int:
+        """Steps that it has behind it."""
+        return int(self._ledger["step"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the step that made it."""
+        loss = self._version.result(0).get("loss")
+        return {} if loss is None else {"loss": loss}
+
+    # --- out ----------------------------------------------------------------------------------
+
+    def gather(self, book: Book) -> None:
+        """Everything that the model has, what optimizers keep, averages, the ledger."""
+        version = self._version
+        for name, value in self._model.state_dict(keep_vars=True).items():
+            if isinstance(value, torch.Tensor):
+                book.add(name, self._trained(name, value), _kind_of(value))
+        self._add_fields(book, version.has_begun, is_destination=False)
+        if version.image is not None:
+            book.add(f"{KEY}/{IMAGE}", version.image, "optimizer")
+        book.values |= {_key(updater): self._tree(updater, book) for updater in self._updaters}
+        book.values[KEY] = {
+            **self._facts,
+            "plan": version.plan.digest,
+            "begun": [name for name in version.plan.names if version.has_begun(name)],
+            "ledger": trees.encode(dict(self._ledger), book.store, KEY),
+        }
+
+    def _trained(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """What the version has of a tensor of the module; the module's own where it has none."""
+        names = self._version.plan.by_name
+        if BUFFER + name in names:
+            return self._version.tensor(BUFFER + name)
+        known = self._names.get(id(value))
+        return self._version.tensor(known) if known in names else value
+
+    def _add_fields(
+        self, book: Book, has_begun: Callable[[str], bool], *, is_destination: bool
+    ) -> None:
+        """Averages, and tensors that optimizers keep."""
+        plan = self._version.plan
+        for field, tensor in zip(plan.fields, self._version.tensors, strict=True):
+            is_average = field.key == AVERAGE
+            is_kept = field.key != VALUE and field.kind == "tensor" and has_begun(field.name)
+            if is_average or is_kept:
+                kind: Kind = "model" if is_average else "optimizer"
+                book.add(self._path(field), tensor, kind, is_destination=is_destination)
+
+    def _path(self, field: Field) -> str:
+        if field.key == AVERAGE:
+            return f"{_EMA}/{field.name}"
+        return f"{_key(self._owners[field.name])}/{field.name}/{field.key}"
+
+    def _tree(self, updater: Updater, book: Book) -> dict[str, Any]:
+        """As an optimizer that is saved alone has it (checkpoint/optimizers.py)."""
+        groups = [
+            {
+                **trees.encode(settings, book.store, f"{_key(updater)}/group-{place}"),
+                "parameters": own,
+            }
+            for place, (own, settings) in enumerate(updater.groups())
+        ]
+        state: dict[str, dict[str, Any]] = {}
+        tensors: dict[str, list[str]] = {}
+        for name in updater.names:
+            if not self._version.has_begun(name):
+                continue
+            tensors[name] = []
+            for field, tensor in self._version.fields_of(name):
+                if field.key in (VALUE, AVERAGE):
+                    continue
+                if field.kind == "tensor":
+                    tensors[name].append(field.key)
+                else:
+                    value = trees.encode(read_field(field, tensor), book.store)
+                    state.setdefault(name, {})[field.key] = value
+        return {"groups": groups, "state": state, "tensors": tensors}
+
+    # --- in -----------------------------------------------------------------------------------
+
+    def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
+        """Refuse what training cannot go on from; then the version's own memory is filled."""
+        if tree is None:
+            raise MismatchError(
+                f"{opened.path} was not saved by a trainer",
+                fix="load it with ar.checkpoint.Checkpointer, or resume from another one",
+            )
+        self._check(opened, tree)
+        version, self._loaded, self._trees = self._version, tree, opened.trees()
+        begun = set(tree["begun"])
+        for name, value in self._model.state_dict(keep_vars=True).items():
+            if isinstance(value, torch.Tensor):
+                book.add(name, self._trained(name, value), _kind_of(value), is_destination=True)
+        self._add_fields(book, begun.__contains__, is_destination=True)
+        size = tree["ledger"].get(IMAGE, 0)
+        if size:
+            room = version.room_for_image(size)
+            book.add(f"{KEY}/{IMAGE}", room, "optimizer", is_destination=True)
+
+    def finish(self) -> Mapping[str, Any]:
+        """The ledger, the numbers that optimizers keep, and which states have begun."""
+        begun = set(self._loaded["begun"])
+        for name in self._version.plan.names:
+            self._version.set_begun(name, name in begun)
+        for field, tensor in zip(self._version.plan.fields, self._version.tensors, strict=True):
+            if field.kind != "tensor" and field.name in begun:
+                state = self._trees[_key(self._owners[field.name])]["state"]
+                write_field(
+                    field,
+                    tensor,
+                    trees.decode(state[field.name][field.key], _no_tensor),
+                    field.name,
+                )
+        self._version.ledger = trees.decode(self._loaded["ledger"], _no_tensor)
+        return self._loaded
+
+    def _check(self, opened: Opened, tree: Mapping[str, Any]) -> None:
+        if tree["plan"] != self._version.plan.digest:
+            raise MismatchError(
+                f"{opened.path} was saved by another model or optimizer",
+                fix="resume with the model and optimizer it was made with",
+            )
+        if tree["data"] != self._facts["data"]:
+            raise MismatchError(
+                f"{opened.path} was trained on other data, another batch size, other lanes or another seed",
+                fix="resume with the same data and seed, or start a new run",
+            )
+        changed = fingerprint.differences(tree["fingerprint"], self._facts["fingerprint"])
+        if changed and not self._allow_drift:
+            raise MismatchError(
+                f"{opened.path} was saved under another numerics fingerprint: {'; '.join(changed)}",
+                fix="resume where it was saved, or give --allow-drift: bits will differ",
+            )
+
+
+def _key(updater: Updater) -> str:
+    return f"{_OPTIMIZER}.{updater.name}" if updater.name else _OPTIMIZER
+
+
+def _kind_of(value: torch.Tensor) -> Kind:
+    is_frozen = isinstance(value, torch.nn.Parameter) and not value.requires_grad
+    return "frozen" if is_frozen else "model"
+
+
+def _no_tensor(word: str, name: str) -> Any:
+    raise MismatchError(f"the ledger names the tensor {name!r}", fix="use another checkpoint")
