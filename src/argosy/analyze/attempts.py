@@ -35,6 +35,7 @@ class Attempt:
         "number",
         "pid",
         "rank",
+        "reason",
         "role",
         "started_at",
         "stop_failure",
@@ -52,6 +53,7 @@ class Attempt:
         self.generation: int = fact.get("generation", 0)
         self.rank: int | None = fact.get("rank")
         self.is_parked: bool = fact.get("parked", False)
+        self.reason: str = fact.get("reason", "")
         self.pid = 0
         self.how = ""
         self.started_at = 0.0
@@ -89,6 +91,12 @@ class Attempt:
     def exit_code(self) -> int:
         """As a shell would say it: 128+n for a signal."""
         return exit_code(self.exit or {})
+
+
+def restart_in(reason: str) -> str:
+    """Which restart a reason says it is, as `restart 2 of 3`; empty when it says none."""
+    last = reason.rpartition("; ")[2]
+    return last if last.startswith("restart ") else ""
 
 
 class Attempts:

@@ -15,6 +15,7 @@ from argosy.analyze.attempts import (
     error_lines,
     name_all,
     read_attempts,
+    restart_in,
 )
 from argosy.protocol.peerloss import is_peer_loss
 
@@ -49,7 +50,7 @@ class Incident:
         where = f" on {cause.host}" if cause.host else ""
         details = [f"{cause.role}/{cause.index}"] if cause.rank is not None else []
         details += [f"pid {cause.pid}"] if cause.pid else []
-        details += [f"start {cause.number + 1}"] if cause.number else []
+        details += [f"restart {cause.number}"] if cause.number else []
         details += [f"a fault was injected: {cause.fault}"] if cause.fault else []
         inside = f" ({', '.join(details)})" if details else ""
         return f"{cause.name}{where} {was}{verb}{inside}"
@@ -175,7 +176,7 @@ def _note_remedies(events: list[EventObject], incidents: list[Incident]) -> None
     """What was decided after each incident and before the next: new generations, restarts, the end."""
     for position, incident in enumerate(incidents):
         until = incidents[position + 1].cause.exited_at if position + 1 < len(incidents) else None
-        restarts = 0
+        restarts: list[str] = []
         for event in events:
             if event["at"] < incident.cause.exited_at or (
                 until is not None and event["at"] >= until
@@ -183,12 +184,15 @@ def _note_remedies(events: list[EventObject], incidents: list[Incident]) -> None
                 continue
             fact = event["fact"]
             if fact["kind"] == "gang.formed" and not fact["reason"].startswith("resized"):
+                which = restart_in(fact["reason"])
                 incident.remedy.append(
                     f"generation {fact['generation']} of {fact['role']} formed with {len(fact['members'])} ranks"
+                    + (f", {which}" if which else "")
                 )
             elif fact["kind"] == "attempt.planned" and not fact.get("generation"):
-                restarts += 1
+                restarts.append(restart_in(fact.get("reason", "")))
             elif fact["kind"] == "run.ended":
                 incident.remedy.append(f"the run ended: {fact.get('reason') or fact['outcome']}")
         if restarts:
-            incident.remedy.insert(0, f"{restarts} process{'es' if restarts > 1 else ''} restarted")
+            count = f"{len(restarts)} process{'es' if len(restarts) > 1 else ''} restarted"
+            incident.remedy.insert(0, f"{count}, {restarts[-1]}" if restarts[-1] else count)

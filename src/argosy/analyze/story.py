@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from argosy.analyze.attempts import Attempts, describe_exit, error_lines, is_success
+from argosy.analyze.attempts import (
+    Attempt,
+    Attempts,
+    describe_exit,
+    error_lines,
+    is_success,
+    restart_in,
+)
 from argosy.analyze.ranksets import format_ranks
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
     from typing import Any
 
-    from argosy.analyze.attempts import Attempt, EventObject
+    from argosy.analyze.attempts import EventObject
 
 
 _MOST_ERROR = 120
@@ -84,7 +91,7 @@ class Story:
             who = attempt.name if attempt else "a process"
             return f"{who} started without a warm parent: {fact['note']}"
         if attempt and attempt.rank is None and attempt.number and not attempt.is_parked:
-            return f"{attempt.name} restarted (start {attempt.number + 1}, pid {attempt.pid})"
+            return f"{attempt.name} started again ({_which(attempt)}, pid {attempt.pid})"
         return ""
 
     def _saved_headline(self, fact: dict[str, Any], attempt: Attempt | None) -> str:
@@ -114,13 +121,17 @@ def resume_command(submitted: dict[str, Any], role: str, path: str) -> str:
     return shlex.join(["argosy", "run", *ranks, *program, "--", *words, "--resume", directory])
 
 
+def _which(attempt: Attempt) -> str:
+    return restart_in(attempt.reason) or f"restart {attempt.number}"
+
+
 def _formed_headline(fact: dict[str, Any], *, with_reason: bool) -> str:
     count = len(fact["members"])
     ranks = f"{count} rank{'s' if count != 1 else ''}"
     if fact["generation"] <= 1:
         return f"starting {ranks}, generation {fact['generation']}"
-    reason = f" ({fact['reason']})" if fact.get("reason") and with_reason else ""
-    return f"generation {fact['generation']}: {ranks}{reason}"
+    told = fact.get("reason", "") if with_reason else restart_in(fact.get("reason", ""))
+    return f"generation {fact['generation']}: {ranks}" + (f" ({told})" if told else "")
 
 
 def _unknown(fact: dict[str, Any]) -> str:
@@ -138,7 +149,7 @@ def _submitted(fact: dict[str, Any], who: str) -> str:
 
 
 def _planned(fact: dict[str, Any], who: str) -> str:
-    what = "start" if not fact.get("number") else f"start {fact['number'] + 1}"
+    what = "start" if not fact.get("number") else f"restart {fact['number']}"
     parked = " as a spare" if fact.get("parked") else ""
     generation = f" in generation {fact['generation']}" if fact.get("generation") else ""
     # These reasons are what the words before say already.

@@ -11,7 +11,7 @@ from argosy.cli.arguments import Arguments
 from argosy.cli.connection import MOST_LISTED, Target, connect, processes_of
 from argosy.cli.paint import Paint, duration, render_table
 
-HEADERS = ["RUN", "NAME", "ROLE/INDEX", "RANK", "STATE", "PID", "ATTEMPT", "RESTARTS", "AGE", "WHY"]
+HEADERS = ["RUN", "NAME", "ROLE/INDEX", "RANK", "STATE", "PID", "RESTARTS", "AGE", "WHY"]
 
 
 def ps(arguments: Arguments) -> int:
@@ -46,7 +46,6 @@ def rows_of(view: dict[str, Any], target: Target | None, now: float) -> list[lis
             "-" if process.get("rank") is None else str(process["rank"]),
             state_of(process, view),
             str(process.get("pid") or "-"),
-            str(process.get("number", 0) + 1) if process.get("attempt") else "-",
             str(process.get("restarts", 0)),
             age(process, view, now),
             why_of(process, view),
@@ -57,7 +56,7 @@ def rows_of(view: dict[str, Any], target: Target | None, now: float) -> list[lis
         state = view["outcome"] if view["state"] == "ended" else view["state"]
         waited = duration(now - view["submitted_at"])
         why = view.get("waiting") or view.get("reason") or ""
-        rows.append([view["run"], name, "-", "-", state or "?", "-", "-", "-", waited, why])
+        rows.append([view["run"], name, "-", "-", state or "?", "-", "-", waited, why])
     return rows
 
 

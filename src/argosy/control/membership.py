@@ -13,6 +13,7 @@ from argosy.control.restarts import (
     Life,
     Tally,
     describe,
+    describe_restart,
     first_cause,
     severity,
     wait_seconds,
@@ -211,10 +212,11 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
     row = tally.row if cause.failure in ("user", "hang") or cause.exit.is_oom else 1
     last = max(a.exited_at for a in broken)
     key = (run, role.name, role.generation)
+    which = describe_restart(role.spec, cause.failure, tally.in_period)
     return Decision(
         members=_with_spares(role, staying, failed),
         not_before=last + wait_seconds(role.spec.backoff, row, *key),
-        reason=f"{role.name}/{cause.index} {why}",
+        reason=f"{role.name}/{cause.index} {why}; {which}",
     )
 
 

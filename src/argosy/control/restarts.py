@@ -164,6 +164,12 @@ def why_given_up(role: RoleSpec, failure: FailureClass, tally: Tally, is_observa
     return ""
 
 
+def describe_restart(role: RoleSpec, failure: FailureClass, count: int) -> str:
+    """`restart 2 of 3`: which of the restarts that this class of failures may cost."""
+    after = "" if failure == "user" else f" after {_FAILURES[failure]}"
+    return f"restart {count} of {getattr(role.budget, failure)}{after}"
+
+
 def why_hopeless(exit: AttemptExited, life: Life) -> str:
     """Why another start would end in the same way, or an empty string if it may not: a program that failed before it did anything."""
     if exit.code in (None, 0) or life.has_progressed or life.is_long:

@@ -101,7 +101,8 @@ def test_a_killed_rank_heals_and_the_watcher_is_told(argosy):
 def test_a_single_process_is_restarted_as_often_as_asked(argosy):
     done = argosy("run", "--restart", "2", "--", "sh", "-c", "echo try; exit 4", code=4)
     assert done.stdout == "try\n" * 3
-    assert "main/0 restarted (start 2" in done.stderr
+    assert "main/0 started again (restart 1 of 2, pid" in done.stderr
+    assert "restart 2 of 2" in done.stderr
 
 
 def test_ctrl_c_stops_gracefully_and_says_so(argosy):

@@ -103,6 +103,22 @@ def test_a_watcher_is_told_of_a_death_and_of_the_new_generation_but_not_of_the_s
     ]
 
 
+def test_a_watcher_is_told_which_restart_of_how_many_it_is():
+    story = Story()
+    died = facts.AttemptExited(attempt="a", run="r", code=1)
+    planned = {"attempt": "a", "run": "r", "role": "web", "index": 0, "host": "h"}
+    story.headline(as_event(facts.AttemptPlanned(**planned, number=0)))
+    assert story.headline(as_event(died)) == "web/0 exited with code 1"
+    formed = facts.GenerationFormed(
+        run="r", role="train", generation=3, members=[0, 1], reason="x; restart 2 of 3"
+    )
+    assert story.headline(as_event(formed)) == "generation 3: 2 ranks (restart 2 of 3)"
+    again = facts.AttemptPlanned(**planned, number=1, reason="exited with code 1; restart 1 of 2")
+    assert "restart 1 planned" in story.tell(as_event(again))
+    started = facts.AttemptStarted(attempt="a", run="r", pid=7, how="exec")
+    assert story.headline(as_event(started)) == "web/0 started again (restart 1 of 2, pid 7)"
+
+
 def test_a_new_generation_without_a_death_tells_its_reason():
     formed = facts.GenerationFormed(
         run="r", role="train", generation=2, members=[0, 1], reason="a host joined"

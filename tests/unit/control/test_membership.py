@@ -292,6 +292,21 @@ def test_a_source_that_cannot_run_is_not_started_again():
     assert len(host.facts(GenerationFormed)) == 1
 
 
+def test_a_new_generation_says_which_restart_it_is():
+    host = ScriptedHost()
+    begin(host, count=2)
+    for number, end in enumerate([{"code": 1}, {"code": 2}, {"signal": 9}]):
+        host.exit(f"train.0.{number}", **end)
+        host.exit(f"train.1.{number}", signal=15)
+        host.advance(5.0)
+        host.start()
+    assert [fact.reason.partition("; ")[2] for fact in host.facts(GenerationFormed)[1:]] == [
+        "restart 1 of 3",
+        "restart 2 of 3",
+        "restart 1 of 100 after failures of the host",
+    ]
+
+
 def test_the_same_error_twice_without_progress_ends_the_gang_as_in_a_household():
     host = ScriptedHost()
     begin(host, count=2)

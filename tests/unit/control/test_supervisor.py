@@ -75,6 +75,8 @@ def test_a_transient_process_is_restarted_after_a_failure_until_its_budget_is_sp
         host.advance(60.0)
     assert host.ended.outcome == "failed"
     assert "budget of 2" in host.ended.reason
+    reasons = [fact.reason.partition("; ")[2] for fact in host.facts(AttemptPlanned)[1:]]
+    assert reasons == ["restart 1 of 2", "restart 2 of 2"]
 
 
 def test_failures_older_than_the_period_are_forgotten():
