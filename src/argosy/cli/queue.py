@@ -57,7 +57,10 @@ def cancel(arguments: Arguments) -> int:
 
 
 def choose_runs(controller: Controller, word: str) -> list[dict[str, Any]]:
-    """An id or the beginning of one means that run; a name all runs of that name, arrays too, that have not ended; oldest first."""
+    """An id or the beginning of one means that run; a name all runs of that name, arrays too, that have not ended.
+
+    Those that wait come first: a running one that is stopped makes room, in which they would start.
+    """
     views = controller.all_named(word) or [controller.run(word)]
     alive = [view for view in views if view["state"] != "ended"]
     if not alive:
@@ -66,7 +69,7 @@ def choose_runs(controller: Controller, word: str) -> list[dict[str, Any]]:
             f"run {views[-1]['run']} {has} already {views[-1]['outcome'] or 'ended'}",
             fix="see `argosy queue`",
         )
-    return alive
+    return sorted(alive, key=lambda view: view["state"] != "queued")
 
 
 def row_of(entry: dict[str, Any]) -> list[str]:
