@@ -67,11 +67,11 @@ def test_a_name_to_cancel_means_all_of_that_name_and_an_id_one_run():
     host = ScriptedHost(cpus=1)
     role = {"a": RoleSpec(command=["x"], cpu_request=1.0)}
     same = [host.submit(role, name="job", queued=True) for _ in range(3)]
-    other = host.submit(role, name="other", queued=True)
-    host.submit(role, name="many", queued=True, array=2)
     host.run = same[0]
     host.start()
     host.exit("a.0.0", code=0)
+    other = host.submit(role, name="other", queued=True)
+    host.submit(role, name="many", queued=True, array=2)
     controller = Answers(host.coordinator)
 
     def chosen(word):
