@@ -11,9 +11,9 @@ import pytest
 from argosy.control.keeper.attempts import make_attempt
 from argosy.control.keeper.containment import Containment
 from argosy.control.keeper.exits import Exits
-from argosy.control.keeper.frames import FrameBuffer, encode
+from argosy.control.keeper.frames import Connection, FrameBuffer, encode
 from argosy.control.keeper.links import Links
-from argosy.control.keeper.loop import Loop
+from argosy.control.keeper.loop import READ, Loop
 from argosy.control.keeper.outbox import Outbox
 from argosy.control.keeper.records import Records
 from argosy.control.keeper.requests import Requests
@@ -21,6 +21,18 @@ from argosy.control.keeper.starts import Starts
 from argosy.control.keeper.state import Before, Keeper
 from argosy.control.keeper.stores import Stores
 from argosy.control.keeper.zygotes import Zygotes
+
+
+def order(index, role="train"):
+    return {
+        "attempt": f"r.{role}.{index}.0",
+        "run": "r",
+        "role": role,
+        "index": index,
+        "generation": 1,
+        "program": {"kind": "exec", "argv": ["true"]},
+        "env": {"RANK": str(index)},
+    }
 
 
 class Parts:
@@ -43,29 +55,18 @@ class Parts:
         self.keeper.outbox.send = lambda frame: self.told.append(frame["event"])
         self.exits = Exits(self.keeper)
         self.stores = Stores(self.keeper, self.exits.kill)
-        starts = Starts(self.keeper, self.exits, Zygotes(self.keeper), self.stores)
-        self.links = Links(self.keeper, Requests(self.keeper, self.exits, starts))
+        self.starts = Starts(self.keeper, self.exits, Zygotes(self.keeper), self.stores)
+        self.links = Links(self.keeper, Requests(self.keeper, self.exits, self.starts))
         self.exits.on_ended.append(self.stores.member_ended)
 
     def enter(self, index, role="train"):
-        order = {
-            "attempt": f"r.{role}.{index}.0",
-            "run": "r",
-            "role": role,
-            "index": index,
-            "generation": 1,
-            "program": {"kind": "exec", "argv": ["true"]},
-            "env": {"RANK": str(index)},
-        }
-        attempt = make_attempt(order)
+        attempt = make_attempt(order(index, role))
         attempt.state = "running"
         self.keeper.enter(attempt)
         return attempt
 
     def link(self, attempt):
         """A worker's end of a link of this attempt."""
-        from argosy.control.keeper.frames import Connection
-
         ours, theirs = socket.socketpair()
         connection = Connection(
             self.keeper.loop, ours, on_frame=lambda *_: None, on_close=lambda _: None
@@ -131,3 +132,30 @@ def test_the_end_of_a_large_gang_looks_at_all_of_it_only_a_few_times(parts, monk
     assert store.socket is None
     assert len(looks) < 10
     assert parts.keeper.num_unended == {}
+
+
+def test_a_large_batch_does_not_keep_others_waiting_until_all_of_it_is_started(parts, monkeypatch):
+    loop, story = parts.keeper.loop, []
+    reader, writer = os.pipe()
+
+    def start(attempt, store, why):
+        story.append(attempt.index)
+        if attempt.index == 0:
+            os.write(writer, b"x")
+        if attempt.index == 99:
+            loop.soon(loop.stop)
+
+    def read(mask):
+        os.read(reader, 1)
+        story.append("somebody else")
+
+    loop.watch(reader, READ, read)
+    monkeypatch.setattr(parts.starts, "start_by_exec", start)
+    attempts = [order(index) for index in range(100)]
+    loop.soon(lambda: parts.starts.spawn({"attempts": attempts}, story.append))
+    loop.run()
+    started = [word for word in story if isinstance(word, int)]
+    assert started == list(range(100))
+    assert story.index("somebody else") < story.index(20)
+    os.close(reader)
+    os.close(writer)

@@ -33,6 +33,7 @@ def test_events_are_numbered_kept_and_sent_again_until_acknowledged(tmp_path):
     assert [(keeper, number) for keeper, number, _ in records.read_exits()] == [("k", 2)]
     sent.clear()
     assert outbox.acknowledge(2) == ["a"]
+    assert outbox.tidy() is False
     assert records.read_exits() == []
     outbox.resend()
     assert sent == [(3, "started")]
@@ -71,7 +72,28 @@ def test_exits_of_a_dead_keeper_are_reported_once_under_the_new_one(tmp_path):
         # The first keeper's name stays: the log may have the event already.
         assert third.to_state()["waiting"][0][1]["was"] == ["k", 1]
     third.acknowledge(1)
+    third.tidy()
     assert records.read_exits() == []
+
+
+def test_records_of_many_acknowledged_exits_are_removed_a_few_at_a_time(tmp_path):
+    outbox, records, _ = make_outbox(tmp_path)
+    for number in range(10):
+        outbox.emit(exited(f"a{number}"))
+    outbox.acknowledge(9)
+    assert outbox.tidy(4) is True
+    assert [number for _, number, _ in records.read_exits()] == [5, 6, 7, 8, 9, 10]
+    # A successor program would not know of those that are left.
+    outbox.to_state()
+    assert [number for _, number, _ in records.read_exits()] == [10]
+
+
+def test_a_shorter_record_in_the_place_of_a_longer_one_leaves_nothing_of_it(tmp_path):
+    records = Records(str(tmp_path))
+    records.make_directories()
+    records.write_attempt("a", {"attempt": "a", "pid": 1, "cgroup": "x" * 100})
+    records.write_attempt("a", {"attempt": "a", "pid": 2})
+    assert records.read_attempts() == [{"attempt": "a", "pid": 2}]
 
 
 def test_half_a_record_is_no_record(tmp_path):

@@ -235,6 +235,7 @@ class Parts:
             with contextlib.suppress(OSError):
                 os.unlink(f"{keeper.runtime}/{name}.sock")
         sweep_leftovers_of(keeper)
+        keeper.outbox.tidy()
         keeper.records.remove_keeper()
         log("ends")
         keeper.loop.stop()

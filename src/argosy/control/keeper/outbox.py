@@ -33,6 +33,8 @@ class Outbox:
         self._waiting: dict[int, dict[str, Any]] = {}
         self._links: dict[tuple[str, bool], deque[int]] = {}
         self._notes: deque[int] = deque()
+        self._unneeded: deque[tuple[str, int]] = deque()
+        """Exit records of acknowledged events, to be removed."""
         self._is_disk_failing = False
 
     def emit(self, event: dict[str, Any]) -> int:
@@ -69,19 +71,25 @@ class Outbox:
         )
 
     def acknowledge(self, through: int) -> list[str]:
-        """Forget what is durable elsewhere; the attempts whose exit was among it."""
+        """Forget what is durable elsewhere; the attempts whose exit was among it. Their records are left to `tidy`."""
         ended = []
         for number in list(itertools.takewhile(lambda number: number <= through, self._waiting)):
             event = self._waiting.pop(number)
             if event["event"] == "exited":
-                self.records.remove_exit(self.keeper, number)
+                self._unneeded.append((self.keeper, number))
                 was = event.get("was")
                 if was:
-                    self.records.remove_exit(was[0], was[1])
+                    self._unneeded.append((was[0], was[1]))
                 ended.append(event["attempt"])
                 for is_step in (False, True):
                     self._links.pop((event["attempt"], is_step), None)
         return ended
+
+    def tidy(self, most: int | None = None) -> bool:
+        """Remove records that nobody needs, up to so many; whether there are more. One that stays behind is only reported again."""
+        for _ in range(len(self._unneeded) if most is None else min(most, len(self._unneeded))):
+            self.records.remove_exit(*self._unneeded.popleft())
+        return bool(self._unneeded)
 
     def adopt(self, keeper: str, number: int, event: dict[str, Any]) -> None:
         """Report an exit that a dead keeper recorded and nobody acknowledged."""
@@ -100,6 +108,7 @@ class Outbox:
 
     def to_state(self) -> dict[str, Any]:
         """For a successor program of the same keeper id."""
+        self.tidy()
         return {"number": self.number, "waiting": list(self._waiting.items())}
 
     def take_state(self, state: dict[str, Any]) -> None:

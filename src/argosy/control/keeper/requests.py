@@ -25,6 +25,7 @@ from argosy.control.keeper.state import Keeper
 from argosy.control.keeper.zygotes import SpecError
 
 _SHUTDOWN_GRACE_SECONDS = 2.0
+_MOST_RECORDS_AT_ONCE = 16
 
 Reply = dict[str, Any]
 
@@ -39,6 +40,7 @@ class Requests:
         self.on_shutdown: Callable[[float], None] = lambda grace: None
         self.on_restart: Callable[[Callable[[str], None]], None] = lambda refused: None
         self.service_statistics: Callable[[], dict[str, Any]] = dict
+        self._is_tidying = False
         self._handlers: dict[str, Callable[[Message], Reply | None]] = {
             "list": self._list,
             "release": self._release,
@@ -167,6 +169,15 @@ class Requests:
             raise OrderError("ack: through is no number")
         for name in self.keeper.outbox.acknowledge(through):
             self.keeper.forget(name)
+        if not self._is_tidying:
+            self._is_tidying = True
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove some exit records, then the others after whatever else has happened: a disk may take its time."""
+        self._is_tidying = self.keeper.outbox.tidy(_MOST_RECORDS_AT_ONCE)
+        if self._is_tidying:
+            self.keeper.loop.soon(self._tidy)
 
     def _tell(self, message: Message) -> None:
         told = message.get("message")

@@ -42,6 +42,7 @@ from argosy.control.keeper.terminals import Terminal
 from argosy.control.keeper.zygotes import RANK_OOM_SCORE, Zygote, Zygotes, check_spec
 
 _MOST_PER_FORK = 64
+_MOST_EXECS_AT_ONCE = 8
 _MOST_GATE_BYTES = 60_000
 
 
@@ -259,9 +260,13 @@ class Starts:
     # --- by exec ------------------------------------------------------------------------------
 
     def _all_by_exec(self, attempts: list[Attempt], store: Store | None, why: str) -> None:
-        for attempt in attempts:
+        """Start some, then the others after whatever else has happened meanwhile: a large batch must not make the keeper deaf."""
+        for attempt in attempts[:_MOST_EXECS_AT_ONCE]:
             if not self._is_cancelled(attempt):
                 self.start_by_exec(attempt, store, why)
+        rest = attempts[_MOST_EXECS_AT_ONCE:]
+        if rest:
+            self.keeper.loop.soon(lambda: self._all_by_exec(rest, store, why))
 
     def start_by_exec(self, attempt: Attempt, store: Store | None, note: str) -> None:
         """Fork and exec; a failure becomes its exit."""
