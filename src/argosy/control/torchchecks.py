@@ -122,7 +122,7 @@ def check_kernels() -> Check:
         return warning(
             "kernels",
             f"opening the native kernels {how_it_ended(code, error)}",
-            f"{loader.REBUILD}; until then export {loader.SWITCH}=0",
+            f"{loader.OUTDATED}; until then export {loader.SWITCH}=0",
         )
     return judge_kernels(loader.State(*json.loads(output.strip().splitlines()[-1])))
 

@@ -19,6 +19,8 @@ SWITCH = "ARGOSY_NATIVE"
 WITHOUT = "torch operations"
 
 REBUILD = "install a C compiler (Debian: apt-get install gcc libc6-dev), then argosy again (in a checkout: make setup)"
+OUTDATED = "build them again: `make setup` in a checkout, else `pip install --force-reinstall --no-deps argosy`"
+"""There was a compiler once: the object is there, but of another version or another machine."""
 
 _HERE = Path(__file__).parent
 
@@ -121,11 +123,11 @@ def _find() -> tuple[ctypes.CDLL | None, ctypes.PyDLL | None, State]:
         abi = opened.ag_abi()
         if abi != ABI:
             detail = f"{found.name} has interface {abi}, this version needs {ABI}"
-            return None, None, State(WITHOUT, detail, REBUILD)
+            return None, None, State(WITHOUT, detail, OUTDATED)
         for handle in (opened, held):
             declare(handle, _FUNCTIONS)
     except (OSError, AttributeError) as failure:
-        return None, None, State(WITHOUT, f"{found.name} cannot be used: {failure}", REBUILD)
+        return None, None, State(WITHOUT, f"{found.name} cannot be used: {failure}", OUTDATED)
     return opened, held, State("", found.name)
 
 

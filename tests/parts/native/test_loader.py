@@ -59,7 +59,8 @@ def test_a_file_that_is_no_object_is_said_and_not_used(monkeypatch, tmp_path):
     monkeypatch.setattr(loader, "_HERE", tmp_path)
     assert loader.library() is None
     assert "cannot be used" in loader.state().detail
-    assert loader.state().mend == loader.REBUILD
+    assert "make setup" in loader.state().mend
+    assert "install a C compiler" not in loader.state().mend
 
 
 def test_an_object_of_another_interface_is_not_used(monkeypatch):
