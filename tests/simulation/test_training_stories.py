@@ -21,6 +21,12 @@ def test_twenty_stories_break_nothing():
     assert sum(result["num_resizes"] for result in results) > 5
 
 
+def test_what_was_trained_is_saved_when_a_run_is_stopped_while_nobody_is_alive():
+    results = [simulate_training(seed, num_faults=2, kills_and_stops=True) for seed in range(12)]
+    assert sum(result["num_saved"] for result in results) >= 10
+    assert sum(result["num_unsaved"] for result in results) == 0
+
+
 def test_the_same_seed_tells_the_same_story():
     assert simulate_training(3) == simulate_training(3)
 

@@ -95,6 +95,8 @@ class Story:
         return ""
 
     def _saved_headline(self, fact: dict[str, Any], attempt: Attempt | None) -> str:
+        if not fact.get("path"):
+            return ""
         said = f"step {fact['step']} is saved in {fact['path']}"
         submitted = self._facts.get("run.submitted")
         if submitted is None or attempt is None or "run.stop_requested" not in self._facts:
@@ -242,7 +244,11 @@ _SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
     "gang.formed": _formed,
     "gang.resized": lambda f, w: f"{f['role']} is to have {f['size']} ranks",
     "gang.bounded": _bounded,
-    "run.saved": lambda f, w: f"{w} saved step {f['step']} in {f['path']}",
+    "run.saved": lambda f, w: (
+        f"{w} saved step {f['step']} in {f['path']}"
+        if f.get("path")
+        else f"{w} had nothing to save"
+    ),
     "attempt.suspected": lambda f, w: f"{w} is suspected to hang: {f['reason']}",
     "attempt.evidence": _evidence,
     "fault.injected": fault_sentence,

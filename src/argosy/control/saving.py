@@ -17,7 +17,10 @@ MOST_STARTS = 3
 
 def needs_saver(state: RunState, role: Role) -> bool:
     """Whether a process is to be started that saves the role's state; none of the role is alive."""
-    if not _holds_unsaved(state, role) or role.bounds is None or not role.bounds.keeps_state:
+    # One whose members have come to train may have made a step of which nobody could tell any more.
+    if state.has_saved or role.entered_at is None:
+        return False
+    if role.bounds is None or not role.bounds.keeps_state:
         return False
     own = [attempt for attempt in state.attempts.values() if attempt.role == role.name]
     if any(_has_ended_itself(state, attempt) for attempt in own):
@@ -27,19 +30,19 @@ def needs_saver(state: RunState, role: Role) -> bool:
 
 
 def saver_seconds(role: Role) -> float:
-    """How long one may take: a start as slow as the slowest before it, and the grace of one that is told to stop."""
-    return grace_of(role.spec, has_joined=True) + 2.0 * role.slowest_entry
+    """How long one may take: a start three times as slow as the slowest before it, and the grace of one that is told to stop."""
+    return grace_of(role.spec, has_joined=True) + 3.0 * role.slowest_entry
 
 
 def describe_loss(state: RunState) -> str:
     """What a stopped run has lost; empty: nothing that is known of."""
     for role in state.order:
-        if not _holds_unsaved(state, role):
+        if state.has_saved or role.bounds is None or not role.has_trained:
             continue
         own = [attempt for attempt in state.attempts.values() if attempt.role == role.name]
         if any(attempt.exit is not None and attempt.exit.code == 0 for attempt in own):
             continue  # it had finished
-        since = f" after step {state.saved.step}" if state.saved is not None else ""
+        since = f" after step {state.saved.step}" if state.saved and state.saved.path else ""
         savers = [attempt for attempt in own if attempt.saving and attempt.exit is not None]
         why = ""
         if savers and savers[-1].exit is not None:
@@ -47,10 +50,6 @@ def describe_loss(state: RunState) -> str:
             why = f" (a process was started to save it: {late})"
         return f"nothing was saved{since}{why}"
     return ""
-
-
-def _holds_unsaved(state: RunState, role: Role) -> bool:
-    return role.bounds is not None and role.has_trained and not state.has_saved
 
 
 def _has_ended_itself(state: RunState, attempt: Attempt) -> bool:

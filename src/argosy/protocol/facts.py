@@ -143,12 +143,12 @@ class GangBounded(Fact, frozen=True, kw_only=True, tag="gang.bounded"):
 
 
 class StateSaved(Fact, frozen=True, kw_only=True, tag="run.saved"):
-    """A member has saved what the run has come to."""
+    """A member has saved what the run has come to, or was to do so and no step was made yet: then the path is empty."""
 
     run: str
     attempt: str
     step: int
-    path: str
+    path: str = ""
 
 
 class AttemptPlanned(Fact, frozen=True, kw_only=True, tag="attempt.planned"):

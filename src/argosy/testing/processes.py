@@ -52,6 +52,8 @@ class SimulatedProcess:
     is_gang: bool
     pid: int = 1
     world_size: int = 1
+    is_saving: bool = False
+    """It was started only to save what others have left."""
     places: list[list[int]] = field(default_factory=list)
     """(generation, rank) that it had before."""
     life: Life | None = None
@@ -177,6 +179,7 @@ class SimulatedKeeper:
             is_gang=is_gang,
             pid=int(self.keeper.rpartition("-")[2]) * 100_000 + len(self.known),
             world_size=int(order["env"].get("WORLD_SIZE", 1)),
+            is_saving=order["env"].get("ARGOSY_STOPPING") == "1",
             children=int(self._draw(name, "children") * 3),
             program=order["program"],
         )
@@ -421,7 +424,7 @@ class SimulatedKeeper:
             if (peer.run, peer.role) == (process.run, process.role) and peer.rank is not None
         ]
         oldest = min(living, default=process.generation)
-        self.ends.remember(process.run, process.role, frame, oldest)
+        self.ends.remember(process.run, process.role, frame, lambda: oldest)
 
     def _collateral(self, peer: SimulatedProcess) -> None:
         self.end(peer.attempt, code=1)

@@ -26,6 +26,7 @@ Program = Generator[Pause, None, T]
 _SLICE_SECONDS = 0.25
 _TICKS = 100.0
 _FOR_EVER = 1e9
+_SAVE_SECONDS = 20.0
 
 
 class Moved(Exception):
@@ -67,7 +68,9 @@ class SimulatedTrainer:
         self.is_alive = True
         self.hang = ""
         """How it hangs: stopped, asleep or spinning."""
-        self.is_stopping = False
+        self.is_stopping = process.is_saving
+        self.heeds_stops = process.is_saving
+        """From here on a wish to stop is remembered; before, it ends the process."""
         self.where = "start"
         self.members: tuple[int, ...] = ()
         self.is_interim = False
@@ -84,12 +87,20 @@ class SimulatedTrainer:
         self._since = self.clock.now
         self._ticks = 0.0
         self._beats = 0
-        self._running = self.program()
+        self._running = self._live()
         self._pause("sleep", 0.0)
 
     def program(self) -> Program[None]:
         """What this process does."""
         raise NotImplementedError
+
+    def _live(self) -> Program[None]:
+        """The program until it is to stop; then what is committed is saved."""
+        try:
+            yield from self.program()
+        except Stopped:
+            yield from self._save()
+            raise
 
     # --- the process ----------------------------------------------------------------------------------------------
 
@@ -106,6 +117,8 @@ class SimulatedTrainer:
 
     def signal(self) -> None:
         """It is asked to stop."""
+        if not self.heeds_stops and not self.hang:
+            self._leave(signal=15)
         self.is_stopping = True
         self.memory.tell()
 
@@ -172,14 +185,38 @@ class SimulatedTrainer:
         self.truth.tell(f"{self.name} ends: code {code}, signal {signal}")
         self.keeper.end(self.name, code=code, signal=signal)
 
+    def _save(self) -> Program[None]:
+        """The first of those that live saves; the others wait for that, and take its place if it ends before."""
+        until = self.clock.now + _SAVE_SECONDS
+        while (step := int(self.memory.committed.ledger["step"])) and self.clock.now < until:
+            if self.memory.saved < step and not self._is_first_living():
+                yield "wait", 0.02
+                continue
+            yield "work", 0.05
+            self.memory.saved = max(step, self.memory.saved)
+            path = f"/checkpoints/step-{step:09d}"
+            self.keeper.say(self.process, {"say": "saved", "step": step, "path": path})
+            return
+        if not step:
+            self.keeper.say(self.process, {"say": "saved", "step": 0, "path": ""})
+
+    def _is_first_living(self) -> bool:
+        if self.members:
+            before = [self._peers.get(rank) for rank in self.members if rank < self.rank]
+            return not any(peer is not None and peer.is_alive for peer in before)
+        own = self.tidings.generation, self.rank
+        rows = [(g, rank, each) for (_, rank), (g, each) in self.memory.rows.items()]
+        return not any(each.is_alive and each is not self and (g, r) < own for g, r, each in rows)
+
     def pass_by(self, point: str, step: int) -> Program[bool]:
         """Something may go wrong here; True: what is computed now is not finite."""
         self.where = f"{point} of step {step}"
         for number, trouble in enumerate(self.plan.troubles):
             if trouble.has_come or (trouble.point, trouble.step) != (point, step):
                 continue
-            if point == "start" and trouble.kind in HANGS and not self.memory.state.version:
-                continue  # nobody knows yet that this program joins, and when
+            is_early = point in ("start", "joined") and not self.memory.state.version
+            if is_early and trouble.kind in HANGS:
+                continue  # nobody knows yet that this program joins and trains, and when
             trouble.has_come = True
             self.truth.tell(f"{self.name}: {trouble.kind} at {self.where}")
             if trouble.kind == "kill":

@@ -50,11 +50,18 @@ class LoopingTrainer(SimulatedTrainer):
     def program(self) -> Program[None]:
         """Start, join, and take step after step."""
         yield "work", self.plan.start_seconds * (0.5 + self.random.random())
-        # One that hangs here never joins. Between joining and its first row nobody can tell it from one that prepares its data.
-        yield from self.pass_by("start", 0)
+        yield from self.pass_by("start", 0)  # one that hangs here never joins
         self.keeper.say(self.process, {"say": "join", "generation": self.tidings.generation})
+        bounds = {"least": 1, "most": self.plan.num_lanes, "why": "lanes", "keeps_state": True}
+        seconds = self.plan.first_hang_seconds
+        self.keeper.say(self.process, {"say": "bounds", **bounds, "hang_seconds": seconds})
+        yield from self.pass_by("joined", 0)
+        self.heeds_stops = self.heeds_stops or self.memory.state.version > 0
+        self._check_stop()
         if self.memory.state.version:
             yield "work", self.plan.lane_seconds  # it warms up
+        self.keeper.say(self.process, {"say": "enter"})
+        self.heeds_stops = True
         yield from self.settle_persistently()
         yield from self.persist(self._refresh)
         self.user_state = int(self.memory.committed.ledger["state"])

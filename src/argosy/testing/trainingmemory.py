@@ -69,6 +69,8 @@ class TrainingMemory:
         self.votes: dict[Round, dict[str, bool]] = {}
         self.again = (0, 0)
         self.stop = 0
+        self.saved = 0
+        """The newest step that is saved."""
         self.failures: dict[tuple[int, int, str], str] = {}
         self.agreed: dict[tuple[int, str], Any] = {}
         self.snapshot: tuple[int, int] | None = None

@@ -14,6 +14,7 @@ from argosy.train.guards import Guard
 Kind = Literal["kill", "raise", "nan", "stopped", "asleep", "spinning", "slow", "idle"]
 POINTS = (
     "start",
+    "joined",
     "settle",
     "outside",
     "evaluation",

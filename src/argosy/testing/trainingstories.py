@@ -102,6 +102,8 @@ class TrainingStory:
         elif isinstance(fact, RunEnded):
             run.is_over = True
             truth.ended(fact.outcome, fact.reason, run.plan.num_steps, run.wish)
+            if fact.outcome == "stopped" and run.wish == "cancelled":
+                truth.stopped(fact.reason, run.memory.saved)
 
     # --- what people and the world do ---------------------------------------------------------------------------------
 
@@ -124,16 +126,31 @@ class TrainingStory:
         self.cluster.num_resizes += 1
         self.cluster.carry_out(outputs)
 
-    def stop(self) -> None:
+    def stop(self, name: str = "") -> None:
         """Ask a run to stop."""
         coordinator = self.cluster.coordinator
         alive = [name for name, run in self.runs.items() if not run.is_over and not run.wish]
-        if coordinator is None or not alive:
+        if coordinator is None or not alive or (name and name not in alive):
             return
-        name = self.cluster.random.choice(alive)
+        name = name or self.cluster.random.choice(alive)
         self.runs[name].wish = "cancelled"
         _command, outputs = coordinator.stop(self.cluster.clock.now, name, hard=False, reason="")
         self.cluster.carry_out(outputs)
+
+    def kill_all_and_stop(self) -> None:
+        """All members of a run that has trained are killed at once, and a person stops it a moment later: nobody is there who could save."""
+        clock, random = self.cluster.clock, self.cluster.random
+        busy = [
+            name for name, run in self.runs.items() if run.memory.state.version and not run.wish
+        ]
+        if not busy:
+            clock.call_later(1.0, self.kill_all_and_stop)
+            return
+        name = random.choice(busy)
+        for trainer in self.runs[name].trainers.values():
+            if trainer.is_alive:
+                trainer.keeper.end(trainer.name, signal=9)
+        clock.call_later(random.choice([0.0, 0.02, 1.0]) * random.random(), lambda: self.stop(name))
 
     def kill_one(self) -> None:
         """A person kills one member for good, where the gang may go on without it: the others get other ranks."""
@@ -172,6 +189,7 @@ def simulate_training(
     num_hosts: int = 2,
     num_runs: int = 2,
     num_faults: int = 6,
+    kills_and_stops: bool = False,
     most_seconds: float = _MOST_SECONDS,
 ) -> dict[str, Any]:
     """One story; raises InvariantError, else returns its numbers and the hash of its history."""
@@ -184,7 +202,9 @@ def simulate_training(
         clock.call_at(begin + cluster.draw(0.5, _FAULT_SECONDS), story.resize)
     for _ in range(cluster.random.choice([0, 0, 1, 2])):
         clock.call_at(begin + cluster.draw(0.5, _FAULT_SECONDS), story.kill_one)
-    if cluster.random.random() < 0.1:
+    if kills_and_stops:
+        clock.call_at(begin + cluster.draw(0.5, _FAULT_SECONDS), story.kill_all_and_stop)
+    elif cluster.random.random() < 0.1:
         clock.call_at(begin + cluster.draw(0.5, _FAULT_SECONDS), story.stop)
     clock.run_until(begin + _FAULT_SECONDS + 2.0)
     cluster.network.weather = Weather(loss=0.0, doubling=0.0)
@@ -207,6 +227,8 @@ def simulate_training(
         "num_accusations": sum(truth.num_accusations for truth in truths),
         "num_memberships": sum(truth.num_memberships for truth in truths),
         "num_resizes": cluster.num_resizes,
+        "num_saved": sum(run.memory.saved > 0 for run in story.runs.values()),
+        "num_unsaved": sum(truth.num_unsaved for truth in truths),
         "digest": cluster.digest.hexdigest(),
     }
 

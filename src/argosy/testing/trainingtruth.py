@@ -58,6 +58,8 @@ class TrainingTruth:
         self.num_commits = 0
         self.num_accusations = 0
         self.num_left_out = 0
+        self.num_unsaved = 0
+        """Stops that say that nothing was saved."""
         self.newest_number = 0
         """Of the memberships that somebody has entered together with all others."""
         self.failed: set[tuple[int, int]] = set()
@@ -207,6 +209,15 @@ class TrainingTruth:
         self.num_accusations += 1
         self.tell(f"{who} accuses {whom}: {reason}")
         self.check(is_silent, f"{who} accuses {whom}, which is well: {reason}")
+
+    def stopped(self, reason: str, saved: int) -> None:
+        """A person stopped it: what it had come to is saved, or it is said that it is not."""
+        is_told = "nothing was saved" in reason
+        self.check(
+            saved == self._step or is_told,
+            f"it was stopped after step {self._step}, saved is {saved}, and it says: {reason}",
+        )
+        self.num_unsaved += is_told
 
     def ended(self, outcome: str, reason: str, num_steps: int, wish: str) -> None:
         """The run is over; `wish` is how else it may end than well: cancelled, raised, or with a member killed."""

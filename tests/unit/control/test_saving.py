@@ -93,20 +93,32 @@ def test_whoever_saves_by_itself_needs_nobody():
     assert host.ended.reason == "stop was asked for"
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"has_trained": False},
-        {"keeps_state": False},
-    ],
-)
-def test_nothing_is_started_where_there_is_nothing_to_save(how):
-    host = train(**how)
+def test_state_that_has_ended_with_its_ranks_is_said_to_be_lost():
+    host = train(keeps_state=False)
     kill_all(host)
     host.stop()
     assert host.waiting() == []
-    lost = "" if "has_trained" in how else "; nothing was saved"
-    assert host.ended.reason == f"stop was asked for{lost}"
+    assert host.ended.reason == "stop was asked for; nothing was saved"
+
+
+def test_members_that_had_no_step_to_save_need_nobody_to_do_it():
+    host = train(has_trained=False)
+    host.stop()
+    host.report("saved", "train.0.0", step=0, path="")
+    for index in range(3):
+        host.exit(f"train.{index}.0", signal=15)
+    assert (host.waiting(), host.ended.reason) == ([], "stop was asked for")
+
+
+def test_a_step_of_which_nobody_could_tell_is_looked_for():
+    host = train(has_trained=False)
+    kill_all(host)
+    host.stop()
+    name = saver(host)
+    host.start(name)
+    host.report("saved", name, step=1, path="/p")
+    host.exit(name, signal=15)
+    assert host.ended.reason == "stop was asked for"
 
 
 def test_a_save_that_fails_is_not_tried_again():
