@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, cleaning
+from argosy.checkpoint import Checkpointer, Writing, cleaning
 from argosy.checkpoint.commits import Store
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.listings import Listing
@@ -35,7 +35,7 @@ class Net(torch.nn.Module):
 def save_for_ever(path, first, pipe, files):
     """Save step after step, tell each when it is durable; the cleaner removes beside it."""
     torch.set_num_threads(1)
-    checkpointer = Checkpointer(path, keep=KEEP, files=files)
+    checkpointer = Checkpointer(path, keep=KEEP, writing=Writing(files=files))
     checkpointer.load({"model": Net(0), "step": 0}, streams=False)
     for step in range(first, first + 10_000):
         checkpointer.save(step, {"model": Net(step), "step": step}, streams=False)

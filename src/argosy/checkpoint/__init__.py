@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Checkpointer": "checkpointer",
     "Keep": "retention",
+    "Objects": "tiers.settings",
     "Opened": "opened",
     "PerRank": "registry",
     "Rules": "loading",
@@ -19,7 +20,7 @@ _PUBLIC = {
     "Writing": "background",
 }
 
-__all__ = ["Checkpointer", "Keep", "Opened", "PerRank", "Rules", "SaveHandle", "Writing"]
+__all__ = ["Checkpointer", "Keep", "Objects", "Opened", "PerRank", "Rules", "SaveHandle", "Writing"]
 
 
 def __getattr__(name: str) -> Any:

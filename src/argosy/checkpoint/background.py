@@ -17,7 +17,7 @@ import torch
 from argosy.checkpoint import manifests, slots, together
 from argosy.checkpoint.blocks import THREADS
 from argosy.checkpoint.boards import Group
-from argosy.checkpoint.directio import FILES
+from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.handles import SaveHandle, Stage
 from argosy.checkpoint.saving import Prepared
 from argosy.checkpoint.slots import SnapshotSlot
@@ -46,6 +46,8 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     """Of the writer process, all ranks of a host together; 0 is as fast as the disk takes it."""
     deadline_seconds: float = 3600.0
     """After which the writer gives a save up."""
+    files: Files = FILES
+    """Every call to the operating system; others than these are written by this process."""
 
 
 class Background:

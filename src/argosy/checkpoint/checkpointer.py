@@ -22,7 +22,6 @@ from argosy.checkpoint.books import Book
 from argosy.checkpoint.catalogue import Catalogue
 from argosy.checkpoint.cleaning import Cleaner
 from argosy.checkpoint.commits import Store
-from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.handles import SaveHandle, Stage
 from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.loading import Loaded, Rules, load
@@ -32,8 +31,20 @@ from argosy.checkpoint.records import Facts
 from argosy.checkpoint.registry import parts_of
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.schedules import Schedule
+from argosy.checkpoint.tiers.chain import Chain, Hop
+from argosy.checkpoint.tiers.orders import Failed, Uploaded
+from argosy.checkpoint.tiers.settings import Objects
+from argosy.checkpoint.tiers.uploader import Uploader
 from argosy.checkpoint.together import Settings
-from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, HomeError, NotFoundError
+from argosy.errors import (
+    ArgosyError,
+    CheckpointDamaged,
+    ClusterError,
+    ConfigError,
+    HomeError,
+    NotFoundError,
+    TimedOut,
+)
 
 _LOG = logging.getLogger("argosy.checkpoint")
 
@@ -41,7 +52,7 @@ _LOG = logging.getLogger("argosy.checkpoint")
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a save."""
 
-    what: Literal["requested", "staged", "durable", "uploaded", "failed"]
+    what: Literal["requested", "staged", "durable", "uploaded", "failed", "upload_failed"]
     step: int
     seconds: float
     """Since it was requested."""
@@ -49,6 +60,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Listener = Callable[[Event], None]
+
+
+class _Hops(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 tells the others before a load."""
+
+    hops: list[Hop] = []
+    error: str = ""
 
 
 class Checkpointer:
@@ -63,16 +81,22 @@ class Checkpointer:
         keep: Keep | None = None,
         listener: Listener | None = None,
         writing: Writing | None = None,
-        files: Files = FILES,
+        objects: Objects | None = None,
     ) -> None:
         self.path = Path(directory)
+        self._writing = writing or Writing()
+        files = self._files = self._writing.files
         self.catalogue = Catalogue(self.path, files=files)
         self._run = run
         self._group = group or groups.of_process()
         self._listener = listener
-        self._writing = writing or Writing()
-        self._files = files
-        self.cleaner = Cleaner(self.catalogue, keep)
+        self._chain = Chain(self.catalogue, objects)
+        self._uploader: Uploader | None = None
+        if objects is not None and self._group.rank == 0:
+            self._uploader = Uploader(self.path, run, objects, self._hear_upload)
+        self._begun: dict[int, float] = {}
+        held = self._uploader.held if self._uploader is not None else None
+        self.cleaner = Cleaner(self.catalogue, keep, held)
         self._schedule = Schedule(Interval(), self._group)
         self._store: Store | None = None
         self._parent: Parent | None = None
@@ -126,6 +150,8 @@ class Checkpointer:
         begun = time.monotonic()
         if self._background is not None:
             self._background.wait() if wait else self._background.raise_failed()
+        if self._uploader is not None:
+            self._uploader.raise_failed()
         self._say("requested", step, begun)
         self._schedule.requested(step)
         facts = Facts(
@@ -178,6 +204,9 @@ class Checkpointer:
         self._parent = Parent(step=step, crc32c=crc32c)
         self._say("durable", step, begun)
         if self._group.rank == 0:
+            if self._uploader is not None:
+                self._begun[step] = begun
+                self._uploader.offer(step)
             self.cleaner.start(self._opened_store(), step)
 
     def load(
@@ -188,42 +217,60 @@ class Checkpointer:
         rules: Rules | None = None,
         streams: bool = True,
     ) -> Loaded | None:
-        """Fill a state from the newest good checkpoint, or from the step that is named; None when the store is empty."""
+        """Fill a state from the newest good checkpoint, or from the step that is named; None when there is none yet.
+
+        With an object store the newest step of all is taken, from the disk if it has it. What cannot be used is gone around, with a warning.
+        """
         if self._background is not None:
             self._background.wait()
         elif self._group.rank == 0:
             commits.wait_finished(self.path, self._writing.deadline_seconds)
-        if step is not None:
-            return self._load_one(step, state, rules, streams)
+        hops = self._hops(step)
+        if step is not None and len(hops) == 1:
+            return self._load_one(hops[0], state, rules, streams)
         skipped: list[str] = []
-        for candidate in self._candidates():
-            loaded, why = self._try(candidate, state, rules, streams)
+        for hop in hops:
+            loaded, why = self._try(hop, state, rules, streams)
             if loaded is not None:
                 loaded.skipped = skipped
                 return loaded
-            skipped.append(f"step {candidate}: {why}")
-            _LOG.warning("step %d cannot be used, an older one is tried: %s", candidate, why)
+            skipped.append(f"step {hop.step}: {why}")
+            where = self._chain.listing_of(hop).where
+            _LOG.warning("step %d of %s cannot be used: %s", hop.step, where, why)
         if skipped:
+            what = "no checkpoint" if step is None else f"no copy of step {step}"
             raise CheckpointDamaged(
-                f"no checkpoint of {self.path} can be used; the newest: {skipped[0]}",
+                f"{what} of {self.path} can be used; the newest: {skipped[0]}",
                 fix="get a copy from elsewhere; the state may be partly overwritten",
             )
         return None
 
-    def _candidates(self) -> list[int]:
-        """Newest first, as rank 0 sees the store: a listing may differ from host to host."""
-        mine = list(self.catalogue.candidates())
-        said = self._group.agree(msgspec.json.encode(mine))
-        return msgspec.json.decode(said[0], type=list[int])
+    def _hops(self, step: int | None) -> list[Hop]:
+        """Newest first, as rank 0 sees them: a listing may differ from host to host."""
+        if step is not None and not self._chain.has_objects:
+            return [Hop(step)]
+        found, failure = _Hops(), None
+        if self._group.rank == 0:
+            try:
+                found = _Hops(hops=self._chain.hops(step))
+            except ArgosyError as caught:
+                failure, found = caught, _Hops(error=caught.what)
+        said = self._group.agree(msgspec.json.encode(found))
+        if failure is not None:
+            raise failure
+        found = msgspec.json.decode(said[0], type=_Hops)
+        if found.error:
+            raise ClusterError(f"rank 0: {found.error}", fix="see rank 0's own error")
+        return found.hops
 
     def _try(
-        self, step: int, state: Mapping[str, Any], rules: Rules | None, streams: bool
+        self, hop: Hop, state: Mapping[str, Any], rules: Rules | None, streams: bool
     ) -> tuple[Loaded | None, str]:
         """Load one; it counts when every rank has it whole, so that all of them resume from the same step."""
         loaded, why = None, ""
         try:
-            loaded = self._load_one(step, state, rules, streams)
-        except (CheckpointDamaged, NotFoundError, ConfigError, HomeError) as failure:
+            loaded = self._load_one(hop, state, rules, streams)
+        except (CheckpointDamaged, NotFoundError, ConfigError, HomeError, TimedOut) as failure:
             why = failure.what
         for rank, said in enumerate(self._group.agree(why.encode())):
             if said:
@@ -232,12 +279,10 @@ class Checkpointer:
 
     def open(self, step: int | None = None) -> Opened:
         """A checkpoint to look into; the newest that opens unless told."""
-        if step is not None:
-            return self.catalogue.open(step)
         first: ArgosyError | None = None
-        for candidate in self.catalogue.candidates():
+        for hop in self._chain.hops(step):
             try:
-                return self.catalogue.open(candidate)
+                return self.catalogue.open(hop.step, self._chain.listing_of(hop))
             except ArgosyError as failure:
                 first = first or failure
         raise first or NotFoundError(f"{self.path} has no checkpoint", fix="save one first")
@@ -261,15 +306,28 @@ class Checkpointer:
         """Saved steps, rising."""
         return self.catalogue.steps()
 
+    def wait_uploaded(self, timeout: float | None = None) -> None:
+        """Until what is durable has been uploaded, or given up; TimedOut after so many seconds."""
+        if self._background is not None:
+            self._background.wait()
+        if self._uploader is not None:
+            self._uploader.wait(timeout)
+            self._uploader.raise_failed()
+
     def close(self) -> None:
-        """Let another process save here; waits for saves that go on and for removals, and raises what went wrong with them."""
+        """Let another process save here; waits for saves that go on, for uploads and for removals, and raises what went wrong with them."""
         background, self._background = self._background, None
         try:
             if background is not None:
                 background.wait()
+            if self._uploader is not None:
+                self._uploader.wait()
+                self._uploader.raise_failed()
         finally:
             if background is not None:
                 background.close()
+            if self._uploader is not None:
+                self._uploader.close()
             self.cleaner.wait()
             self._close_store()
 
@@ -315,20 +373,39 @@ class Checkpointer:
         if self._group.rank == 0 and not self._opened_store().is_locked:
             self._opened_store().lock(self._run, patience_seconds=self._writing.deadline_seconds)
             self._opened_store().sweep(keep=self._group.session)
+            saved = self.steps()
+            if self._uploader is not None and saved:
+                # What an earlier session did not come to.
+                self._uploader.offer(saved[-1], is_old=True)
 
     def _load_one(
-        self, step: int, state: Mapping[str, Any], rules: Rules | None, streams: bool
+        self, hop: Hop, state: Mapping[str, Any], rules: Rules | None, streams: bool
     ) -> Loaded:
-        with self.catalogue.open(step) as opened:
+        listing = self._chain.listing_of(hop)
+        with self.catalogue.open(hop.step, listing) as opened:
             loaded = load(
                 opened, parts_of(state, with_streams=streams), rules, rank=self._group.rank
             )
             crc = manifests.crc_of(opened.manifest_bytes)
-            self._parent = Parent(step=step, crc32c=crc)
-        _LOG.info(
-            "step %d loaded from %s: %d bytes read", step, self.path, loaded.statistics.bytes_read
-        )
+            self._parent = Parent(step=hop.step, crc32c=crc)
+        loaded.where = listing.where
+        if self._group.rank == 0:
+            self._chain.took(hop)
+        num_bytes = loaded.statistics.bytes_read
+        _LOG.info("step %d loaded from %s: %d bytes read", hop.step, listing.where, num_bytes)
         return loaded
+
+    def _hear_upload(self, answer: Uploaded | Failed) -> None:
+        """What became of an upload; in its thread."""
+        begun = self._begun.pop(answer.step, time.monotonic())
+        if isinstance(answer, Failed):
+            _LOG.warning("step %d is not uploaded: %s", answer.step, answer.what)
+            self._say("upload_failed", answer.step, begun, answer.what)
+        elif answer.is_new:
+            if answer.trouble:
+                _LOG.warning("old uploads were not removed: %s", answer.trouble)
+            detail = f"{answer.sent_bytes} bytes sent, {answer.referred_bytes} unchanged"
+            self._say("uploaded", answer.step, begun, detail)
 
     def _say(self, what: Any, step: int, begun: float, detail: str = "") -> None:
         event = Event(what=what, step=step, seconds=time.monotonic() - begun, detail=detail)

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from argosy.checkpoint import changes, collection, names, retention
@@ -34,9 +34,9 @@ class Cleaned:
     damaged: list[str] = field(default_factory=list)
 
 
-def survey(listing: Listing) -> tuple[list[Known], list[str]]:
-    """The facts that retention goes by, and the checkpoints that cannot be read: those are left alone."""
-    pins = listing.pins()
+def survey(listing: Listing, held: Collection[int] = ()) -> tuple[list[Known], list[str]]:
+    """The facts that retention goes by, and the checkpoints that cannot be read: those are left alone. Held steps count as pinned."""
+    pins = {*listing.pins(), *held}
     known, odd = [], []
     for step in listing.steps():
         try:
@@ -65,10 +65,11 @@ def clean(
     *,
     verify: Callable[[int], Report] | None = None,
     is_dry: bool = False,
+    held: Callable[[], Collection[int]] | None = None,
 ) -> Cleaned:
     """Remove what the rules let go, after a newer one was read and found right; `is_dry` only says what would go."""
     found = Cleaned()
-    known, found.damaged = survey(listing)
+    known, found.damaged = survey(listing, held() if held is not None else ())
     now, free = time.time(), store.free_bytes()
     if retention.wants_verified(known, keep, now=now, free_bytes=free):
         found.verified = _prove(listing, known, verify or listing.verify, found.damaged)
@@ -78,7 +79,7 @@ def clean(
     sizes = {one.step: one.num_bytes for one in known}
     for removal in planned:
         # A pin that was set since the survey counts.
-        if removal.step in listing.pins():
+        if removal.step in listing.pins() or (held is not None and removal.step in held()):
             continue
         if not is_dry:
             store.remove(removal.step)
@@ -120,8 +121,15 @@ def _prove(
 class Cleaner:
     """Looks after a store when something was committed, in a thread: an alarm when training stands still, then retention. One at a time."""
 
-    def __init__(self, listing: Listing, keep: Keep | None) -> None:
+    def __init__(
+        self,
+        listing: Listing,
+        keep: Keep | None,
+        held: Callable[[], Collection[int]] | None = None,
+    ) -> None:
+        """`held` says which steps are needed for something else just now."""
         self._listing = listing
+        self._held = held
         self._keep = None if keep is None else retention.check(keep)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -152,7 +160,7 @@ class Cleaner:
         try:
             self._compare(step)
             if self._keep is not None:
-                self.last = clean(store, self._listing, self._keep)
+                self.last = clean(store, self._listing, self._keep, held=self._held)
             self.failure = None
         except ArgosyError as failure:
             # Training goes on with more checkpoints than wanted; the next save tries again.

@@ -52,6 +52,8 @@ class Loaded:
     """What a load came to."""
 
     step: int
+    where: str = ""
+    """The directory or the address that it came from."""
     values: dict[str, Any]
     """What each key of the state has become; numbers and texts are found here alone."""
     missing: list[str] = field(default_factory=list)

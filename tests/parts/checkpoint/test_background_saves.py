@@ -237,7 +237,7 @@ def test_a_disk_that_fails_beside_training_leaves_the_last_checkpoint(store, bas
 
     files = Failing()
     state = trained()
-    checkpointer = Checkpointer(store, files=files)
+    checkpointer = Checkpointer(store, writing=Writing(files=files))
     checkpointer.save(base + 1, state, wait=False).wait(timeout=30)
     files.is_broken = True
     checkpointer.save(base + 2, state, wait=False)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer
+from argosy.checkpoint import Checkpointer, Writing
 from argosy.checkpoint.directio import Files
 from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, HomeError, NotFoundError
 
@@ -187,7 +187,7 @@ def test_a_disk_that_fails_at_any_call_leaves_the_last_good_checkpoint(tmp_path,
         good.save(1, {"user": tensors(1), "note": ""})
     descriptors = len(os.listdir("/proc/self/fd"))
     for at in range(100):
-        failing = Checkpointer(tmp_path, files=Failing(call, at, error))
+        failing = Checkpointer(tmp_path, writing=Writing(files=Failing(call, at, error)))
         try:
             failing.save(2, {"user": tensors(2), "note": ""})
         except HomeError as failure:
@@ -218,7 +218,7 @@ class Small(Files):
 
 def test_a_save_that_cannot_fit_is_refused_before_it_begins(tmp_path):
     with pytest.raises(HomeError, match=r"needs .* MiB and the disk has 1\.0 MiB free"):
-        Checkpointer(tmp_path, files=Small()).save(1, {"user": tensors(1)})
+        Checkpointer(tmp_path, writing=Writing(files=Small())).save(1, {"user": tensors(1)})
 
 
 class Buffered(Files):
@@ -233,11 +233,13 @@ class Buffered(Files):
 def test_without_direct_transfers_the_bytes_are_the_same(tmp_path):
     state = {"user": tensors(1), "note": ""}
     Checkpointer(tmp_path / "a").save(1, state, streams=False)
-    Checkpointer(tmp_path / "b", files=Buffered()).save(1, state, streams=False)
+    Checkpointer(tmp_path / "b", writing=Writing(files=Buffered())).save(1, state, streams=False)
     name = "step-000000001/extra-00001-of-00001.safetensors"
     assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     user = {}
-    Checkpointer(tmp_path / "a", files=Buffered()).load({"user": user, "note": ""}, streams=False)
+    Checkpointer(tmp_path / "a", writing=Writing(files=Buffered())).load(
+        {"user": user, "note": ""}, streams=False
+    )
     assert torch.equal(user["t0"], tensors(1)["t0"])
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, signatures
+from argosy.checkpoint import Checkpointer, Writing, signatures
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.retention import Keep
 from argosy.cli.app import main
@@ -87,7 +87,7 @@ class NoLinks(Files):
 
 
 def test_without_links_files_are_referred_to_and_what_is_referred_to_stays(tmp_path):
-    saved(tmp_path, steps=4, keep=Keep(last=1), files=NoLinks())
+    saved(tmp_path, steps=4, keep=Keep(last=1), writing=Writing(files=NoLinks()))
     path, record = frozen_file(tmp_path, 4)
     assert not path.exists()
     assert (record.stored, record.origin.step) == ("origin", 1)
@@ -118,7 +118,7 @@ class LosesBytes(Files):
 
 def test_nothing_goes_while_the_newer_one_is_damaged(tmp_path):
     files = LosesBytes()
-    with Checkpointer(tmp_path, keep=Keep(last=1), files=files) as checkpointer:
+    with Checkpointer(tmp_path, keep=Keep(last=1), writing=Writing(files=files)) as checkpointer:
         checkpointer.save(1, {"x": torch.zeros(50_000)})
         files.is_broken = True
         checkpointer.save(2, {"x": torch.ones(50_000)})
@@ -135,7 +135,7 @@ def test_no_file_is_linked_from_a_checkpoint_that_is_known_to_be_damaged(tmp_pat
     model, optimizer = adapter()
     state = {"model": model, "optimizer": optimizer}
     files = LosesBytes()
-    with Checkpointer(tmp_path, keep=Keep(last=1), files=files) as checkpointer:
+    with Checkpointer(tmp_path, keep=Keep(last=1), writing=Writing(files=files)) as checkpointer:
         checkpointer.save(1, state)
         with torch.no_grad():
             model[0].bias.add_(1.0)

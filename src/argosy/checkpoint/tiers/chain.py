@@ -1,0 +1,94 @@
+"""Which checkpoint to load, and from where: the newest step of all; of one step the disk's copy before the object store's.
+
+The checkpointer tries the hops in their order until one proves whole. An object store that another run uploads into, or that does not answer while
+the disk has something, is gone around with a warning. No torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import msgspec
+
+from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.tiers import claims
+from argosy.checkpoint.tiers.remotes import RemoteListing
+from argosy.checkpoint.tiers.settings import Objects
+from argosy.errors import HomeError, TimedOut
+
+_LOG = logging.getLogger("argosy.checkpoint")
+_PATIENCE_SECONDS = 120.0
+
+
+class Hop(msgspec.Struct, frozen=True):
+    """A checkpoint that may be loaded."""
+
+    step: int
+    source: Literal["disk", "objects"] = "disk"
+
+
+def order(on_disk: list[int], in_objects: list[int]) -> list[Hop]:
+    """Newest first, the disk first of equals."""
+    found = [Hop(step) for step in on_disk] + [Hop(step, "objects") for step in in_objects]
+    return sorted(found, key=lambda hop: (-hop.step, hop.source))
+
+
+class Chain:
+    """The places of a run's checkpoints."""
+
+    def __init__(self, disk: Listing, objects: Objects | None) -> None:
+        self._disk = disk
+        self._objects = objects
+        self._remote: RemoteListing | None = None
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether there is more than the disk."""
+        return self._objects is not None
+
+    def hops(self, step: int | None = None) -> list[Hop]:
+        """What to try, the best first: all steps, or the copies of one; the disk's is tried when there is none of that."""
+        if self._objects is None:
+            return order(self._disk.steps(), []) if step is None else [Hop(step)]
+        on_disk = self._disk.steps()
+        found = order(on_disk, self._in_objects(on_disk))
+        if step is None:
+            return found
+        return [hop for hop in found if hop.step == step] or [Hop(step)]
+
+    def listing_of(self, hop: Hop) -> Listing:
+        """Where a hop leads."""
+        return self._disk if hop.source == "disk" else self.remote
+
+    def took(self, hop: Hop) -> None:
+        """A state was loaded from there: a store without checkpoints of its own goes on with that prefix."""
+        if hop.source == "objects" and not self._disk.steps():
+            claims.adopt(self.remote.bucket, self._disk.path)
+
+    @property
+    def remote(self) -> RemoteListing:
+        """The object store's listing."""
+        if self._remote is None:
+            assert self._objects is not None
+            self._remote = RemoteListing.of(self._objects, patience_seconds=_PATIENCE_SECONDS)
+        return self._remote
+
+    def _in_objects(self, on_disk: list[int]) -> list[int]:
+        try:
+            steps = self.remote.steps()
+            owner = ""
+            if steps:
+                owner = claims.owner_if_foreign(
+                    self.remote.bucket, self._disk.path, has_steps=bool(on_disk)
+                )
+        except (TimedOut, HomeError) as failure:
+            if not on_disk:
+                # Nothing is known: to begin anew would be to forget what may be there.
+                raise
+            _LOG.warning("what lies in the object store is not known: %s", failure)
+            return []
+        if owner:
+            _LOG.warning("%s is not loaded from: it belongs to %s", self.remote.where, owner)
+            return []
+        return steps

@@ -1,0 +1,149 @@
+"""The process that uploads: takes steps from the checkpointer one by one, sends them, and keeps what the rules say.
+
+It has a low priority and is no child of training's terminal: when the checkpointer is dead it finishes what it has and ends. One per store, by a
+lock; the next session's waits for it. `python -m argosy.checkpoint.tiers` runs it. No torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from argosy.checkpoint import names
+from argosy.checkpoint.directio import disk_error
+from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.tiers import claims, orders, uploads
+from argosy.checkpoint.tiers.keeping import Keeper
+from argosy.checkpoint.tiers.orders import Answer, Begin, Failed, Progress, Send, Uploaded
+from argosy.checkpoint.tiers.remotes import RemoteListing
+from argosy.checkpoint.writer.pacing import Pace, Rate, lower_priority
+from argosy.errors import ArgosyError, ConfigError, TimedOut
+
+_LOG = logging.getLogger("argosy.checkpoint")
+_LOOK_SECONDS = 0.1
+
+
+def main() -> int:
+    """Until stdin ends."""
+    lower_priority()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    begin = orders.decode_order(sys.stdin.buffer.readline())
+    if not isinstance(begin, Begin):
+        return ConfigError.exit_code
+    serving = Serving(begin)
+    for line in sys.stdin.buffer:
+        order = orders.decode_order(line)
+        if isinstance(order, Send):
+            say(serving.carry_out(order.step))
+    return 0
+
+
+class Serving:
+    """Everything the process does."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._objects = begin.objects
+        self._store = Path(begin.store)
+        self._run = begin.run
+        self._listing = Listing(self._store)
+        self._remote: RemoteListing | None = None
+        self._keeper: Keeper | None = None
+        self._claim = 0
+        self._alone = -1
+        self._rate = Rate()
+
+    def carry_out(self, step: int) -> Answer:
+        """Upload a step; whatever goes wrong is an answer."""
+        try:
+            return self._upload(step)
+        except ArgosyError as failure:
+            kind = type(failure).__name__
+            return Failed(step=step, kind=kind, what=failure.what, fix=failure.fix)
+        except Exception:  # noqa: BLE001 - the last resort of the process: the checkpointer must hear of it
+            return Failed(step=step, kind="", what=traceback.format_exc(limit=8))
+
+    def _upload(self, step: int) -> Uploaded:
+        begun = time.monotonic()
+        seconds = self._objects.deadline_seconds
+
+        def tell(num_bytes: int) -> None:
+            say(Progress(step=step, num_bytes=num_bytes))
+
+        with self._listing.folder(step) as folder:
+            remote, keeper = self._prepared(begun + seconds)
+            remote.bucket.until = begun + seconds
+            pace = Pace(self._rate, self._objects.bytes_per_second, seconds, tell)
+            sent = uploads.upload(
+                folder,
+                remote,
+                claim=self._claim,
+                pace=pace,
+                files_at_once=self._objects.files_at_once,
+            )
+        removed, trouble = [], ""
+        try:
+            removed = [one.step for one in keeper.clean(step)]
+        except ArgosyError as failure:
+            # More stays than wanted; the next upload tries again.
+            trouble = failure.what
+        return Uploaded(
+            step=step,
+            sent_bytes=sent.sent_bytes,
+            found_bytes=sent.found_bytes,
+            referred_bytes=sent.referred_bytes,
+            is_new=sent.is_new,
+            seconds=time.monotonic() - begun,
+            removed=removed,
+            trouble=trouble,
+        )
+
+    def _prepared(self, deadline: float) -> tuple[RemoteListing, Keeper]:
+        if self._remote is None or self._keeper is None:
+            if self._alone < 0:
+                self._alone = _alone(self._store, deadline)
+            remote = RemoteListing.of(
+                self._objects, patience_seconds=self._objects.deadline_seconds
+            )
+            remote.bucket.until = deadline
+            self._claim = claims.claim(remote.bucket, self._store, self._run)
+            self._remote, self._keeper = remote, Keeper(remote, self._objects.keep)
+        return self._remote, self._keeper
+
+
+def _alone(store: Path, deadline: float) -> int:
+    """Lock the store's uploads: a session that was killed may have left a process that finishes one."""
+    path = store / names.UPLOADER
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as failure:
+        raise disk_error(failure, f"{path} cannot be made")
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise TimedOut(
+                    f"another process still uploads from {store}", fix="wait for it, or end it"
+                )
+        time.sleep(_LOOK_SECONDS)
+
+
+def say(answer: Answer) -> None:
+    """To the checkpointer, if there is still one."""
+    try:
+        sys.stdout.buffer.write(orders.encode(answer))
+        sys.stdout.buffer.flush()
+    except OSError:
+        # Dead; the upload is not. Nothing more can be said.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)

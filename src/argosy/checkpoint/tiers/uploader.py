@@ -1,0 +1,220 @@
+"""The checkpointer's side of uploads: which steps go, one after another, to a process of its own, and what became of them.
+
+Never waits in training's way: a thread talks to the process. When uploads are slower than saves the oldest that wait are left out. A process that
+dies is started again and goes on where it was. Held steps must stay on disk until then. No torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+import argosy
+from argosy import errors
+from argosy.checkpoint.tiers import orders
+from argosy.checkpoint.tiers.orders import Answer, Begin, Failed, Progress, Send, Uploaded
+from argosy.checkpoint.tiers.settings import Objects
+from argosy.errors import ArgosyError, ClusterError, TimedOut
+
+_LOG = logging.getLogger("argosy.checkpoint")
+_MOST_WAITING = 2
+_ATTEMPTS = 2
+LOST = "UploaderLost"
+
+Told = Callable[[Uploaded | Failed], None]
+"""Hears what became of each step, in another thread."""
+
+
+class Uploader:
+    """The uploads of one store."""
+
+    def __init__(self, store: Path, run: str, objects: Objects, told: Told) -> None:
+        self.objects = objects
+        self._begin = Begin(store=str(store.absolute()), run=run, objects=objects)
+        self._told = told
+        self._changed = threading.Condition()
+        self._waiting: list[int] = []
+        self._current: int | None = None
+        self._done_bytes = 0
+        self._offered_at: float | None = None
+        self._failures: list[ArgosyError] = []
+        self._is_closing = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self.uploaded: list[int] = []
+        """Steps that this session has seen committed, in order."""
+
+    def offer(self, step: int, *, is_old: bool = False) -> bool:
+        """A step has become durable; whether it is going to be uploaded. `is_old`: saved by an earlier session, and perhaps uploaded."""
+        now = time.monotonic()
+        with self._changed:
+            since = None if self._offered_at is None else now - self._offered_at
+            is_early = since is not None and since < self.objects.every_seconds
+            if self._is_closing or step % self.objects.every or (is_early and not is_old):
+                return False
+            if not is_old:
+                self._offered_at = now
+            self._waiting.append(step)
+            left_out, self._waiting = self._waiting[:-_MOST_WAITING], self._waiting[-_MOST_WAITING:]
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="argosy-uploader", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+        for one in left_out:
+            _LOG.warning("step %d is not uploaded: uploads are slower than saves", one)
+        return True
+
+    def held(self) -> set[int]:
+        """Steps that are still needed on disk."""
+        with self._changed:
+            return {*self._waiting, *([] if self._current is None else [self._current])}
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until nothing is left to upload."""
+        with self._changed:
+            if not self._changed.wait_for(self._is_idle, timeout):
+                raise TimedOut(
+                    f"step {self._current} is not uploaded after {timeout} s",
+                    fix="wait longer, or see whether the object store answers",
+                )
+
+    def raise_failed(self) -> None:
+        """By the policy: raise the first failure that nobody was told yet."""
+        with self._changed:
+            failures, self._failures = self._failures, []
+        if failures and self.objects.raises:
+            raise failures[0]
+
+    def statistics(self) -> dict[str, object]:
+        """What is going on."""
+        with self._changed:
+            return {
+                "current": self._current,
+                "current_bytes": self._done_bytes,
+                "waiting": list(self._waiting),
+                "uploaded": list(self.uploaded),
+                "process": self._process.pid if self._process is not None else None,
+            }
+
+    def close(self) -> None:
+        """Nothing more comes; the process finishes what it has and ends."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread is not None and self._is_idle():
+            self._thread.join()
+
+    def _is_idle(self) -> bool:
+        return self._current is None and not self._waiting
+
+    def _run(self) -> None:
+        """The thread."""
+        while (step := self._next()) is not None:
+            answer: Uploaded | Failed | None = None
+            for _ in range(_ATTEMPTS):
+                answer = self._ask(step)
+                if answer is not None:
+                    break
+            self._finish(step, answer or _lost(step))
+        self._end_process()
+
+    def _next(self) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            if not self._waiting:
+                return None
+            self._current, self._done_bytes = self._waiting.pop(0), 0
+            return self._current
+
+    def _finish(self, step: int, answer: Uploaded | Failed) -> None:
+        try:
+            self._told(answer)
+        finally:
+            with self._changed:
+                if isinstance(answer, Failed):
+                    self._failures.append(error_of(answer))
+                else:
+                    self.uploaded.append(step)
+                self._current = None
+                self._changed.notify_all()
+
+    def _ask(self, step: int) -> Uploaded | Failed | None:
+        """Have a step uploaded; None when the process has died over it."""
+        try:
+            process = self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(orders.encode(Send(step=step)))
+            process.stdin.flush()
+            for line in process.stdout:
+                answer = _decoded(line)
+                if isinstance(answer, Progress):
+                    self._done_bytes = answer.num_bytes
+                elif answer is not None:
+                    return answer
+        except OSError as failure:
+            _LOG.warning("the process that uploads cannot be reached: %s", failure)
+        self._end_process()
+        return None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            own = str(Path(argosy.__file__).parents[1])
+            paths = [own, *filter(None, [os.environ.get("PYTHONPATH")])]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "argosy.checkpoint.tiers"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(orders.encode(self._begin))
+        return self._process
+
+    def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                try:
+                    if pipe is not None:
+                        pipe.close()
+                except OSError:
+                    pass  # it is dead, and what was said to it with it
+            process.wait()
+
+
+def error_of(failed: Failed) -> ArgosyError:
+    """The error that the process met, as this one raises it."""
+    kind = getattr(errors, failed.kind, None) if failed.kind else None
+    if isinstance(kind, type) and issubclass(kind, ArgosyError):
+        return kind(failed.what, fix=failed.fix)
+    return ClusterError(failed.what, fix=failed.fix)
+
+
+def _lost(step: int) -> Failed:
+    return Failed(
+        step=step,
+        kind=LOST,
+        what=f"the process that uploads step {step} has ended {_ATTEMPTS} times",
+        fix="save again: the next upload goes on where it was",
+    )
+
+
+def _decoded(line: bytes) -> Answer | None:
+    try:
+        return orders.decode_answer(line)
+    except msgspec.DecodeError:
+        return None  # something else was printed
