@@ -70,7 +70,7 @@ class Conductor:
         self.blobs = Blobs(self.tally)
         self.links = AgentLinks(self._received, self._left)
         self.evidence = Evidence(self.links, cluster.runs, self._keep_evidence)
-        self.expiry = Expiry(cluster, lambda run: run in self.coordinator.runs)
+        self.expiry = Expiry(cluster, lambda run: run in self.coordinator.runs, self.now)
         self._began = time.monotonic()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has an exception when the log refused an event or a decision broke off: the controller must end and be started again."""

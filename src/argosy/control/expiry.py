@@ -11,10 +11,9 @@ import contextlib
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 
-from argosy.control.home import Cluster
+from argosy.control.home import Cluster, is_key
 from argosy.control.identity import counter_of
 from argosy.telemetry.rundir import (
     end_path,
@@ -38,10 +37,13 @@ _RECORDS = (spec_path, end_path)
 class Expiry:
     """Deletes for one controller, one look at a time."""
 
-    def __init__(self, cluster: Cluster, is_known: Callable[[str], bool]) -> None:
-        """`is_known` is asked from a thread."""
+    def __init__(
+        self, cluster: Cluster, is_known: Callable[[str], bool], now: Callable[[], float]
+    ) -> None:
+        """`is_known` is asked from a thread; `now` gives wall-clock seconds that do not jump when somebody sets the clock."""
         self._cluster = cluster
         self._is_known = is_known
+        self._now = now
         self._keep_days = keep_days()
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Future[None] | None = None
@@ -64,7 +66,7 @@ class Expiry:
             self._timer.cancel()
 
     def _look(self) -> None:
-        before = time.time() - self._keep_days * _DAY_SECONDS
+        before = self._now() - self._keep_days * _DAY_SECONDS
         count = expire_runs(self._cluster.runs, before, self._is_known)
         count += expire_clusters(self._cluster, min(before, boot_time()))
         if count:
@@ -97,13 +99,13 @@ def expire_clusters(own: Cluster, before: float) -> int:
     count = 0
     for name, path in _directories(os.path.dirname(own.directory)):
         other = Cluster(path, "")
-        # A log that nobody has written since the machine was started has no controller.
-        if name == own.key or max(_changed_at(other.events), _changed_at(path)) > before:
+        if name == own.key or not is_key(name) or os.path.lexists(os.path.join(path, KEEP_MARK)):
             continue
-        if _changed_at(f"{other.events}-wal") > before:
+        # A log that nobody has written since the machine was started has no controller.
+        if max(map(_changed_at, (path, other.events, f"{other.events}-wal"))) > before:
             continue
         count += expire_runs(other.runs, before, lambda run: False)
-        if not os.path.isdir(other.runs) or not os.listdir(other.runs):
+        if _is_empty(other.runs):
             shutil.rmtree(path, ignore_errors=True)
     return count
 
@@ -125,9 +127,30 @@ def _directories(parent: str) -> Iterator[tuple[str, str]]:
             yield entry.name, entry.path
 
 
+def _is_empty(runs: str) -> bool:
+    """Nothing is there; what cannot be looked at, such as a link to a disk that is away, is not empty."""
+    try:
+        return not os.listdir(runs)
+    except FileNotFoundError:
+        return not os.path.lexists(runs)
+    except OSError:
+        return False
+
+
 def _ended_at(path: str) -> float:
-    """As its end says; one that has none began then, at least."""
-    return _changed_at(end_path(path)) or _changed_at(spec_path(path)) or _changed_at(path)
+    """As its end says; one that has none, because everything ended with it, lived as long as it wrote something."""
+    if ended_at := _changed_at(end_path(path)):
+        return ended_at
+    output = [spec_path(path), *(folder(path) for folder in _OUTPUT)]
+    output += [os.path.join(folder, name) for folder in output[1:] for name in _names(folder)]
+    return max(map(_changed_at, output)) or _changed_at(path)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _changed_at(path: str) -> float:

@@ -19,6 +19,7 @@ FORMAT = 1
 LEAST_FREE_BYTES = 8 << 20
 """Below this the home counts as full: the event log could not take a run's story."""
 MOST_SOCKET_PATH_BYTES = 107
+_KEY_DIGITS = 12
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
         "nfs",
@@ -162,7 +163,12 @@ def locate_cluster(home: str, environ: Mapping[str, str] | None = None) -> Clust
 def cluster_key(home: str) -> str:
     """Twelve hex digits of (home, host name, boot id, pid namespace): what was started before a reboot is not here now."""
     parts = [os.path.realpath(home), os.uname().nodename, _boot_id(), _pid_namespace()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def is_key(name: str) -> bool:
+    """Whether a directory's name is a cluster's key, and not something that a person has put beside them."""
+    return len(name) == _KEY_DIGITS and set(name) <= set("0123456789abcdef")
 
 
 def prepare_cluster(cluster: Cluster) -> None:
