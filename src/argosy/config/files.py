@@ -17,12 +17,22 @@ from typing import Any
 import msgspec
 
 from argosy.config.checks import check_spec
-from argosy.config.nearest import did_you_mean
+from argosy.config.nearest import did_you_mean, nearest
 from argosy.config.overrides import apply_overrides
 from argosy.config.spec import RoleSpec, RunSpec
 from argosy.errors import ConfigError
 
 MOST_FILE_BYTES = 4 << 20
+_MEANT = {
+    "cmd": "command", "entrypoint": "command", "program": "script", "args": "arguments", "argv": "arguments",
+    "environment": "env", "variables": "env", "workdir": "cwd", "working-dir": "cwd", "dir": "cwd", "directory": "cwd",
+    "n": "count", "ranks": "count", "replicas": "count", "nproc": "count", "nproc-per-node": "count", "size": "count",
+    "min-ranks": "min", "depends-on": "after", "needs": "after", "requires": "after", "health": "ready",
+    "healthcheck": "ready", "probe": "ready", "retries": "budget", "restarts": "budget", "max-restarts": "budget",
+    "interpreter": "python", "pin": "cpus", "affinity": "cpus", "timeout": "grace_seconds", "terminal": "tty",
+    "title": "name", "queue": "queued", "daemon": "service",
+}  # fmt: skip
+"""What other tools call the same."""
 
 
 def load_spec(path: str | Path, overrides: Iterable[str] = ()) -> RunSpec:
@@ -105,8 +115,20 @@ def _refuse_unknown_keys(value: Any, type_: Any, path: str, source: str) -> None
     for key, below in value.items():
         where = f"{path}.{key}" if path else key
         if key not in known:
-            raise ConfigError(f"{source}: unknown key `{where}`", fix=did_you_mean(key, known))
+            raise ConfigError(f"{source}: unknown key `{where}`", fix=_key_fix(key, below, struct))
         _refuse_unknown_keys(below, hints[key], where, source)
+
+
+def _key_fix(key: str, value: Any, struct: Any) -> str:
+    """The nearest key; or where this one belongs, if it is one of another table."""
+    run_keys, role_keys = RunSpec.__struct_fields__, RoleSpec.__struct_fields__
+    if struct is RunSpec and key in role_keys:
+        return f"it belongs to a role: write it below [roles.NAME], or say --set roles.NAME.{key}"
+    if struct is RunSpec and isinstance(value, dict) and not nearest(key, run_keys):
+        return f"a role is written [roles.{key}]"
+    if struct is RoleSpec and key in run_keys:
+        return "it belongs to the run: write it above the first [roles.NAME]"
+    return did_you_mean(key, struct.__struct_fields__, meant=_MEANT)
 
 
 def _struct_in(type_: Any) -> tuple[Any, bool]:

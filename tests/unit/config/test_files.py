@@ -105,6 +105,24 @@ def test_an_override_with_an_unknown_key_names_the_nearest(tmp_path):
     assert "`count`" in error.fix
 
 
+@pytest.mark.parametrize(
+    ("document", "fix"),
+    [
+        ('[roles.a]\ncmd = ["x"]', "`command`"),
+        ('[roles.a]\ncommand = ["x"]\nreplicas = 3', "`count`"),
+        ('[roles.a]\ncommand = ["x"]\ndepends_on = ["b"]', "`after`"),
+        ('[roles.a]\ncommand = ["x"]\ngrace = 3', "`grace_seconds`"),
+        ('[roles.a]\ncommand = ["x"]\n[roles.a.budget]\nuers = 3', "`user`"),
+        ('count = 3\n[roles.a]\ncommand = ["x"]', "belongs to a role"),
+        ('[roles.a]\ncommand = ["x"]\npriority = 3', "belongs to the run"),
+        ('[train]\ncommand = ["x"]', "[roles.train]"),
+        ('[role.a]\ncommand = ["x"]', "`roles`"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_what_was_meant(tmp_path, document, fix):
+    assert fix in refusal(tmp_path, document).fix
+
+
 def test_an_override_below_a_value_is_refused(tmp_path):
     error = refusal(tmp_path, GOOD, ["name.first=x"])
     assert "`name` is 'pipeline', not a table" in error.what
