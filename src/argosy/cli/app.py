@@ -12,14 +12,13 @@ from collections.abc import Callable
 
 from argosy.cli.arguments import parse
 from argosy.cli.verbs import VERBS, Verb
-from argosy.errors import ArgosyError, ConfigError
+from argosy.errors import ArgosyError
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
     from typing import Any
 
 INTERRUPTED = 130
-_FOREIGN = ("doctor",)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,9 +62,9 @@ def dispatch(words: list[str]) -> int:
         words = ["help"]
     elif words[0] in ("-V", "--version"):
         words = ["version"]
+    if words[1:] in (["-h"], ["--help"]):
+        words = ["help", words[0]]
     verb, rest = find_verb(words)
-    if verb.name in _FOREIGN:
-        return int(_load(verb.entry)(rest) or 0)
     arguments = parse(verb, rest)
     if arguments.wants_help:
         from argosy.cli.help import verb_help
@@ -81,22 +80,13 @@ def find_verb(words: list[str]) -> tuple[Verb, list[str]]:
     pair = " ".join(words[:2])
     if pair in by_name and len(words) > 1:
         return by_name[pair], words[2:]
-    if words[0] in by_name:
+    has_second = len(words) > 1 and not words[1].startswith("-")
+    is_first_of_two = has_second and any(name.startswith(f"{words[0]} ") for name in by_name)
+    if words[0] in by_name and not is_first_of_two:
         return by_name[words[0]], words[1:]
-    raise _unknown_verb(words, list(by_name))
+    from argosy.cli.unknown import unknown_verb
 
-
-def _unknown_verb(words: list[str], known: list[str]) -> ConfigError:
-    from argosy.config.nearest import nearest
-
-    match = nearest(words[0], known)
-    if match:
-        fix = f"did you mean `argosy {match}`?"
-    elif os.path.exists(words[0]):
-        fix = f"to start it: argosy run {words[0]}"
-    else:
-        fix = "`argosy help` lists the verbs"
-    return ConfigError(f"there is no verb {words[0]!r}", fix=fix)
+    raise unknown_verb(words)
 
 
 def _load(entry: str) -> Callable[[Any], int | None]:

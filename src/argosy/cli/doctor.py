@@ -11,41 +11,22 @@ from collections.abc import Callable
 
 import msgspec
 
+from argosy.cli.arguments import Arguments
 from argosy.control.hostchecks import Check, host_checks
 from argosy.control.torchchecks import torch_checks
 from argosy.control.transferchecks import Pair, Routes, probe_routes
 from argosy.errors import ConfigError
 
-USAGE = """\
-argosy doctor [--json]
-argosy doctor --transfer [-n PROCESSES] [--json]
-
-Is this machine fit to train: interpreter, torch, CPU instructions, memory, disk, limits, clock, home, containment,
-stacks, name lookup. Each line is ok, a warning (works, but worse than it could) or broken, with the mend below it.
-
-  --json      one JSON object: {"checks": [{"name", "state", "detail", "mend"}], "broken": N, "warnings": N}
-  --transfer  start a few processes (4) and say which route each pair would use for data, why, and how fast it is
-  -n N        how many of them, 2 to 16
-
-Exits 0 when nothing is broken, else 1. Needs no running cluster.
-"""
-
 _COLOURS = {"ok": "\033[32m", "warning": "\033[33m", "broken": "\033[31m"}
 
 
-def main(argv: list[str]) -> int:
+def main(arguments: Arguments) -> int:
     """Carry out the command; the result is its exit code."""
-    if "-h" in argv or "--help" in argv:
-        sys.stdout.write(USAGE)
-        return 0
-    if "--transfer" in argv:
-        return show_routes(argv)
-    unknown = [word for word in argv if word != "--json"]
-    if unknown:
-        raise ConfigError(
-            f"doctor does not take {unknown[0]!r}", fix="argosy doctor [--transfer] [--json]"
-        )
-    is_json = bool(argv)
+    is_json = bool(arguments.get("json"))
+    if arguments.get("transfer"):
+        return show_routes(_num_processes(arguments.get("ranks", 4)), is_json=is_json)
+    if "ranks" in arguments.options:
+        raise ConfigError("-n is for --transfer", fix="argosy doctor --transfer -n 3")
     checks = run_checks([*torch_checks(), *host_checks()], show=None if is_json else show)
     num_broken = sum(check.state == "broken" for check in checks)
     num_warnings = sum(check.state == "warning" for check in checks)
@@ -106,30 +87,22 @@ def summary(num_broken: int, num_warnings: int) -> str:
     return "\nfit to train.\n"
 
 
-def show_routes(argv: list[str]) -> int:
+def show_routes(num_processes: int, *, is_json: bool) -> int:
     """`--transfer`: the route of each pair of processes."""
-    num_processes = _num_processes([word for word in argv if word not in ("--transfer", "--json")])
     announce(f"{num_processes} processes and their routes")
     routes = probe_routes(num_processes)
     announce("")
-    if "--json" in argv:
+    if is_json:
         sys.stdout.write(msgspec.json.encode(routes).decode() + "\n")
     else:
         sys.stdout.write(route_table(routes))
     return 1 if routes.is_broken else 0
 
 
-def _num_processes(words: list[str]) -> int:
-    if not words:
-        return 4
-    joined = "".join(words)
-    count = joined.removeprefix("-n")
-    if not joined.startswith("-n") or not count.isdecimal() or not 2 <= int(count) <= 16:
-        raise ConfigError(
-            f"doctor --transfer does not take {' '.join(words)!r}",
-            fix="argosy doctor --transfer [-n 2 to 16] [--json]",
-        )
-    return int(count)
+def _num_processes(count: int) -> int:
+    if not 2 <= count <= 16:
+        raise ConfigError(f"routes between {count} processes", fix="say -n with 2 to 16")
+    return count
 
 
 def route_table(routes: Routes) -> str:

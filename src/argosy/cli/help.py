@@ -6,23 +6,26 @@ import sys
 
 from argosy.cli.arguments import Arguments
 from argosy.cli.verbs import VERBS, Verb
-from argosy.config.nearest import did_you_mean
-from argosy.errors import ConfigError
 
 
 def help(arguments: Arguments) -> int:
-    """`argosy help [VERB]`."""
+    """`argosy help [VERB...]`."""
     if not arguments.words:
         sys.stdout.write(overview())
         return 0
     wanted = " ".join(arguments.words)
-    for verb in VERBS:
-        if verb.name == wanted:
-            sys.stdout.write(verb_help(verb))
-            return 0
-    raise ConfigError(
-        f"there is no verb {wanted!r}", fix=did_you_mean(wanted, [verb.name for verb in VERBS])
-    )
+    own = [verb for verb in VERBS if verb.name == wanted]
+    below = [verb for verb in VERBS if verb.name.startswith(f"{wanted} ")]
+    if not own and not below:
+        from argosy.cli.unknown import unknown_verb
+
+        raise unknown_verb(arguments.words)
+    text = "".join(verb_help(verb) for verb in own)
+    if below:
+        lines = [f"  argosy {verb.name:<18} {verb.summary}" for verb in below]
+        text += "\n".join(["\nsee also:" if own else f"usage: argosy {wanted} VERB", *lines, ""])
+    sys.stdout.write(text)
+    return 0
 
 
 def overview() -> str:

@@ -523,7 +523,20 @@ VERBS = (
         "doctor",
         "is this machine fit to train, and how to mend it",
         entry="argosy.cli.doctor:main",
-        examples=("argosy doctor", "argosy doctor --transfer"),
+        options=(
+            Option(
+                "--transfer",
+                "start a few processes and say which route each pair would use for data, why, and how fast it is",
+            ),
+            Option("-n N", "how many of them: 2 to 16; default: 4", kind="count"),
+            JSON,
+        ),
+        details=(
+            "Looks at interpreter, torch, CPU instructions, kernels, memory, disk, limits, clock, home, containment, stacks and name lookup.\n"
+            "Each line is ok, a warning (works, but worse than it could) or broken, with the mend below it.\n"
+            "Exits 0 when nothing is broken, else 1. Needs no running cluster and changes nothing."
+        ),
+        examples=("argosy doctor", "argosy doctor --transfer -n 3"),
     ),
     Verb(
         "demo",
@@ -550,9 +563,9 @@ VERBS = (
     ),
     Verb(
         "help",
-        "help [VERB]",
+        "help [VERB...]",
         "this text, or that of a verb",
         entry="argosy.cli.help:help",
-        examples=("argosy help run",),
+        examples=("argosy help run", "argosy help queue add"),
     ),
 )
