@@ -1,10 +1,10 @@
 """Arenas between real processes: by the keeper inside a run, by handed-over descriptors outside one."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,10 +52,18 @@ print("replaced")
 """
 
 
-def shared_bytes():
-    """Shared memory of the whole host."""
-    with open("/proc/meminfo") as file:
-        return int(re.search(r"Shmem:\s+(\d+)", file.read())[1]) * 1024
+def users(inode):
+    """Processes that have this memory mapped or open."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_mapped = f" {inode} /memfd:" in (process / "maps").read_text()
+            is_open = any(one.stat().st_ino == inode for one in (process / "fd").iterdir())
+        except OSError:
+            continue  # it has ended meanwhile
+        if is_mapped or is_open:
+            found.add(int(process.name))
+    return found
 
 
 def test_a_replacement_maps_the_bytes_of_a_killed_rank_and_the_runs_end_frees_them(
@@ -89,25 +97,24 @@ def test_memory_goes_back_when_a_process_without_a_cluster_is_killed(client):
         f"arena = arenas.create('big', {size}, scope='run')\n"
         "child = os.fork()\n"
         "if child == 0: import signal; signal.pause()\n"
-        "print('made', child, flush=True)\n"
+        "print('made', child, os.fstat(arena.fileno()).st_ino, flush=True)\n"
         "import signal; signal.pause()\n"
     )
-    # Other programs use shared memory too: most of the size must appear and go.
-    before = shared_bytes()
     made = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        said = made.stdout.readline().split()
-        while_both_live = shared_bytes() - before
+        said, child, inode = made.stdout.readline().split()
+        while_both_live = users(int(inode))
         made.kill()
         made.wait()
-        while_the_child_lives = shared_bytes() - before
+        while_the_child_lives = users(int(inode))
     finally:
         os.killpg(made.pid, signal.SIGKILL)
         made.stdout.close()
         made.wait()
-    assert said[0] == "made"
+    assert said == "made"
     # A forked child maps it as well: it lives exactly as long as its last user.
-    assert min(while_both_live, while_the_child_lives) > size // 2
-    client.wait_until(lambda: shared_bytes() - before < size // 2, "the memory's return")
+    assert while_both_live == {made.pid, int(child)}
+    assert while_the_child_lives == {int(child)}
+    client.wait_until(lambda: not users(int(inode)), "the memory's return")
