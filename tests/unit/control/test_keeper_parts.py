@@ -12,7 +12,7 @@ from argosy.control.keeper.containment import Group, find_containment
 from argosy.control.keeper.ends import Ends
 from argosy.control.keeper.environment import open_log, read_regular
 from argosy.control.keeper.loop import READ, Loop
-from argosy.control.keeper.ports import PortError, Reservations
+from argosy.control.keeper.ports import PortError, Reservations, bind_port
 from argosy.control.keeper.services import next_pause
 
 ORDER = {
@@ -112,6 +112,19 @@ def test_ports_are_reserved_all_or_none():
         ports.reserve("s", {"x": held["a"]})
     assert ports.release("r") == 1
     assert ports.release("r") == 0
+
+
+def test_a_port_is_held_also_when_its_socket_listens_no_longer():
+    held = bind_port("127.0.0.1", 0)
+    address = held.getsockname()
+    held.listen()
+    held.shutdown(socket.SHUT_RDWR)
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(address)
+    with bind_port(*address) as taker:
+        taker.listen()
+        socket.create_connection(address).close()
+    held.close()
 
 
 def test_a_scan_without_a_leader_finds_nobody():

@@ -19,9 +19,17 @@ class PortError(Exception):
 
 
 def bind_port(host: str, number: int) -> socket.socket:
-    """A socket that holds the port; 0: any. Raises PortError that names it."""
+    """A socket that holds the port until it is closed; 0: any. Raises PortError that names it."""
     if not 0 <= number <= 65535:
         raise PortError(f"port {number} is not between 0 and 65535")
+    if number == 0:
+        # A number that the kernel chose would be free again when the socket listens no longer; one that was asked for is kept.
+        with _bind(host, 0) as found:
+            return _bind(host, found.getsockname()[1])
+    return _bind(host, number)
+
+
+def _bind(host: str, number: int) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
