@@ -31,7 +31,7 @@ from argosy.control.probes import Probes
 from argosy.errors import ArgosyError, ClusterError, ProtocolError
 from argosy.native import isa
 from argosy.protocol.channel import Channel, Refused, agent_channel
-from argosy.protocol.messages import Answer, Ask, FromController, Launch, Wants
+from argosy.protocol.messages import Answer, Ask, FromAgent, FromController, Launch, Wants
 
 logger = logging.getLogger("argosy.agent")
 _LIST_ID = 0
@@ -273,9 +273,7 @@ class Agent:
     def _apply(self, outputs: HostOutputs) -> None:
         for frame in outputs.to_keeper:
             self._send_keeper(frame)
-        if self._channel is not None and not self._channel.is_closing:
-            for message in outputs.to_controller:
-                self._channel.send(message)
+        self._tell_controller(outputs.to_controller)
         for attempt in outputs.forget:
             self._end_watches(attempt)
             self._roster.forget(attempt)
@@ -289,6 +287,18 @@ class Agent:
             environment = self._environments.whole(launch.env_blob, launch.env)
             self._probes.begin(attempt, probe, launch, environment)
         self._set_timer()
+
+    def _tell_controller(self, messages: list[FromAgent]) -> None:
+        """Send if there is a controller that reads; the decider says again what was not acknowledged."""
+        channel = self._channel
+        if channel is None or channel.is_closing:
+            return
+        try:
+            for message in messages:
+                channel.send(message)
+        except ProtocolError as error:
+            logger.warning("the link to the controller: %s", error.what)
+            channel.close()
 
     def _watch_outputs(self) -> None:
         while self._unwatched:
