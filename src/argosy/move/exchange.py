@@ -8,6 +8,7 @@ Called by the trainer; decides nothing about who computes what.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -104,6 +105,8 @@ class Exchange:
         """The versions of the state: begin, mark_done, wait_flip, pin, …"""
         self._slots = [self._map_slot(region, slot) for slot in range(layout.slots)]
         self._used: list[int] = []
+        # A rank adds the same pages in every step.
+        self._bounds_of = functools.lru_cache(maxsize=64)(layout.bounds_of)
         self._votes = self._memory.numbers(layout.places.vote_rounds, layout.num_pages)
         self._vote_values = self._memory.numbers(layout.places.vote_values, layout.num_pages)
         self.rank = NONE
@@ -194,7 +197,7 @@ class Exchange:
         trees.parent_of(node, self.layout.num_lanes)
         while True:
             blocks = self._headers.blocks(round)
-            if self._is_finished(blocks, node):
+            if blocks and self._is_finished(blocks, node):
                 return None
             # Asked last: in a round that was not over yet, what looked missing was missing, and the round waits for us.
             self._refuse_if_over(round)
@@ -310,7 +313,7 @@ class Exchange:
 
     def _add(self, gathered: Gathered, pages: Sequence[int], out: torch.Tensor) -> list[float]:
         inputs = [self._slots[block.slot] for block in gathered.blocks]
-        bounds = [self.layout.bounds(page) for page in pages]
+        bounds = self._bounds_of(tuple(pages))
         if self.layout.double_pages:
             doubles = [page in self.layout.double_pages for page in pages]
             partials = add_pages(out, inputs, gathered.program, bounds, doubles)

@@ -18,9 +18,9 @@ from argosy.move import rounds
 from argosy.move.layout import BITMAP, CLAIM, COUNT, FIRST, OWNER, PART, SEAL, VERSION, Layout
 from argosy.move.rounds import Round
 from argosy.move.trees import Node, cover
-from argosy.move.words import Memory, Numbers, Progress
+from argosy.move.words import Memory, Progress
 
-_PLACE, _CLAIMED = struct.Struct("2Q"), struct.Struct("6Q")
+_PLACE, _WRITTEN, _CLAIMED = struct.Struct("2Q"), struct.Struct("3Q"), struct.Struct("6Q")
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -63,8 +63,6 @@ class Headers:
         words = places.header_bytes // 8
         self._table = memory.numbers(places.headers, layout.slots * words).reshape(-1, words)
         self._bitmap_words = layouts.bitmap_words(layout)
-        self._terms_at = BITMAP + self._bitmap_words
-        self._extra_at = self._terms_at + 2 * len(layout.terms)
         self._bytes = memory.bytes
         terms = f"{2 * len(layout.terms)}d"
         self._contents_of = struct.Struct(f"{8 * self._bitmap_words}s{terms}{layout.extra_bytes}s")
@@ -147,15 +145,16 @@ class Headers:
 
     def contents(self, blocks: Sequence[Block]) -> list[Contents]:
         """What finished blocks bring along; GenerationChanged when one of them is gone."""
-        rows = [self._table[block.slot].copy() for block in blocks]
+        found = [self._contents(block.slot) for block in blocks]
         self.check(blocks)
-        return [self._contents(row) for row in rows]
+        return found
 
-    def _contents(self, row: Numbers) -> Contents:
-        terms = row[self._terms_at : self._extra_at].view(np.float64).tolist()
-        extra = row[self._extra_at :].tobytes()[: self._layout.extra_bytes]
+    def _contents(self, slot: int) -> Contents:
+        """Without any ordering."""
+        at = self._at(slot, BITMAP)
+        bits, *terms, extra = self._contents_of.unpack_from(self._bytes, at)
         return Contents(
-            touched=int.from_bytes(row[BITMAP : self._terms_at].tobytes(), "little"),
+            touched=int.from_bytes(bits, "little"),
             terms=tuple(zip(terms[::2], terms[1::2], strict=True)),
             extra=extra,
         )
@@ -210,8 +209,8 @@ class Headers:
         seal = self._load(slot, SEAL)
         if seal == 0:
             return None
-        first, count, owner = self._table[slot, FIRST : OWNER + 1].tolist()
-        node = Node(first, count)
+        *place, owner = _WRITTEN.unpack_from(self._bytes, self._at(slot, FIRST))
+        node = Node(*place)
         # A header that is being changed does not agree with its seal.
         return Block(slot, node, seal, owner) if rounds.seal_of(round, node) == seal else None
 

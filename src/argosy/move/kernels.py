@@ -114,9 +114,7 @@ def reduce_pages(
     if inputs[0].dtype != torch.float32:
         raise ConfigError(f"inputs are {inputs[0].dtype}", fix="pages are added in float32")
     instructions = _checked_program(tuple(program), len(inputs))
-    places = [place for bound in bounds for place in bound]
-    if places and not (min(places) >= 0 and max(places) <= out.numel()):
-        raise ConfigError(f"pages beyond the {out.numel()} elements", fix="give pages of `out`")
+    places = _checked_places(tuple(bounds), out.numel())
     native = loader.library()
     if native is None:
         flat = [tensor.view(-1) for tensor in inputs]
@@ -128,7 +126,7 @@ def reduce_pages(
         len(inputs),
         instructions,
         len(program),
-        (ctypes.c_int64 * len(places))(*places),
+        places,
         len(bounds),
         squares,
     )
@@ -248,6 +246,17 @@ def _check_tree(out: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
             f"cannot add {_describe(inputs[0])} in a tree into {_describe(out)}",
             fix="use float32, bfloat16 or float16 inputs and a float32 out",
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _checked_places(
+    bounds: tuple[tuple[int, int], ...], num_elements: int
+) -> ctypes.Array[ctypes.c_int64]:
+    """Bounds of pages as native code reads them."""
+    places = [place for bound in bounds for place in bound]
+    if places and not (min(places) >= 0 and max(places) <= num_elements):
+        raise ConfigError(f"pages beyond the {num_elements} elements", fix="give pages of `out`")
+    return (ctypes.c_int64 * len(places))(*places)
 
 
 @functools.lru_cache(maxsize=256)

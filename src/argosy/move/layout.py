@@ -183,6 +183,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"page {page} of {self.num_pages}", fix="stay inside the pages")
         return self._bounds[page]
 
+    def bounds_of(self, pages: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """The bounds of some pages, in their order."""
+        return tuple(self.bounds(page) for page in pages)
+
     @cached_property
     def _bounds(self) -> tuple[tuple[int, int], ...]:
         return tuple(self._find_bounds(page) for page in range(self.num_pages))

@@ -83,8 +83,12 @@ class Versions:
 
     def is_over(self, round: Round) -> bool:
         """Whether others have finished a round."""
-        pages = self.pages_of(round)
-        done = [bool(self._all_at(self._done[pages], round.version + 1))] if len(pages) else []
+        pages, coming = self.pages_of(round), round.version + 1
+        done = []
+        if len(pages):
+            # Mostly the first page tells that there is something left to do.
+            is_first_done = bool(self._done[pages[0]] >= coming)
+            done = [is_first_done and bool(self._all_at(self._done[pages], coming))]
         return rounds.is_over(self._state(), round, done)
 
     def pages_of(self, round: Round) -> Places:

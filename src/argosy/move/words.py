@@ -104,45 +104,52 @@ class Progress:
         self, condition: Callable[[], bool], deadline: float, explain: Callable[[], TimedOut]
     ) -> None:
         """Return when the condition holds; PeerLost when a watched rank has ended first, `explain()` at the deadline."""
+        # Read before the condition is: nobody sleeps through an event that it has not seen.
+        seen = self._memory.load(self._offset)
         if condition():
             return
         self.num_waits += 1
         started = time.monotonic()
         try:
-            self._wait(condition, deadline, explain)
+            while True:
+                self._sleep(seen, condition, deadline, explain)
+                seen = self._memory.load(self._offset)
+                if condition():
+                    return
         finally:
             self.waited_seconds += time.monotonic() - started
 
     def sleep(self, deadline: float) -> None:
         """Until the next event or look, whatever it is; TimedOut when the deadline has passed."""
-        looks = iter((False, False, True))
+        looks = iter((False, True))
         self.wait(
             lambda: next(looks, True), deadline, lambda: TimedOut("nothing has happened in time")
         )
 
-    def _wait(
-        self, condition: Callable[[], bool], deadline: float, explain: Callable[[], TimedOut]
+    def _sleep(
+        self,
+        seen: int,
+        condition: Callable[[], bool],
+        deadline: float,
+        explain: Callable[[], TimedOut],
     ) -> None:
-        while True:
-            # The low half of the word (little-endian) is what sleepers sleep on; it is read before the condition is.
-            seen = self._memory.load(self._offset) & 0xFFFFFFFF
-            if condition():
-                return
-            if self.interrupt is not None:
-                self.interrupt()
-            now = time.monotonic()
-            if now >= deadline:
-                raise explain()
-            try:
-                waits.wait(
-                    self._address,
-                    (seen + 1) & 0xFFFFFFFF,
-                    peers=self._peers,
-                    deadline=min(deadline, now + _LOOK_SECONDS),
-                )
-            except TimedOut:
-                pass  # the condition decides, not the clock of one slice
-            except PeerLost as lost:
-                if condition():
-                    return  # its last act may have been what was waited for
+        """Until there is another event than those that were counted, or it is time to look; raises what ends the wait."""
+        if self.interrupt is not None:
+            self.interrupt()
+        now = time.monotonic()
+        if now >= deadline:
+            raise explain()
+        try:
+            # The low half of the word (little-endian) is what sleepers sleep on.
+            waits.wait(
+                self._address,
+                (seen + 1) & 0xFFFFFFFF,
+                peers=self._peers,
+                deadline=min(deadline, now + _LOOK_SECONDS),
+            )
+        except TimedOut:
+            pass  # the condition decides, not the clock of one slice
+        except PeerLost as lost:
+            # Its last act may have been what was waited for.
+            if not condition():
                 raise PeerLost(lost.rank, str(explain().what))
