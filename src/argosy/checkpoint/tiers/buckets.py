@@ -26,7 +26,9 @@ _LOG = logging.getLogger("argosy.checkpoint")
 _CLIENT = ("allow_http", "connect_timeout", "timeout", "read_timeout", "proxy_url")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _MARK = "argosymark"
-_REFUSED = re.compile(r"status code: 4(?!08|09|29)\d\d")
+_STATUS = re.compile(r"status code: (\d{3})")
+_PASSING = (408, 409, 425, 429)
+"""Refusals that trying again may mend."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 PART_BYTES = 8 << 20
 _MOST_PARTS = 9000
@@ -210,17 +212,18 @@ class Bucket:
         """Raise when trying again cannot help."""
         known = self._library.exceptions
         text = _first_line(failure)
-        if isinstance(
-            failure, (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)
-        ):
+        said = _STATUS.search(text)
+        status = int(said[1]) if said else 0
+        denied = (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)
+        if isinstance(failure, denied) or status in (401, 403):
             raise ConfigError(
                 f"{self.url} cannot be {what}: not allowed: {text}",
                 fix="give credentials that may (the environment's, or options=…)",
             )
-        is_final = isinstance(
-            failure, (known.InvalidPathError, known.NotSupportedError, NotImplementedError)
-        )
-        if is_final or _REFUSED.search(text):
+        if status == 404:
+            raise self._missing(failure)
+        never = (known.InvalidPathError, known.NotSupportedError, NotImplementedError)
+        if isinstance(failure, never) or (400 <= status < 500 and status not in _PASSING):
             raise HomeError(f"{self.url} cannot be {what}: {text}", fix="see what the store says")
         if self.directory is not None and isinstance(failure, OSError):
             raise HomeError(f"{self.url} cannot be {what}: {text}", fix="look at the directory")
