@@ -19,7 +19,7 @@ from argosy.checkpoint.names import Kind
 from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError
 from argosy.move.boxes import Box
 
-_TAIL = re.compile(rb',"crc32c":(\d{1,10})\}\n?\Z')
+_TAIL = re.compile(rb',"crc32c":(\d{1,10})\}\n\Z')
 _STORED = ("here", "origin")
 
 
