@@ -27,7 +27,7 @@ from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.eventlog import EventLog, run_of
 from argosy.control.evidence import Evidence
 from argosy.control.expiry import Expiry
-from argosy.control.faults import FaultOrder
+from argosy.control.faults import FaultOrder, check_future
 from argosy.control.home import Cluster
 from argosy.control.rundirs import make_run_directory, write_end
 from argosy.control.tally import Tally
@@ -207,9 +207,19 @@ class Conductor:
     async def inject(self, run: str, orders: list[FaultOrder]) -> list[FaultInjected]:
         """Record faults on purpose; those that are not told to a rank are still to be carried out."""
         await self._check_log()
+        if any(order.step is not None for order in orders):
+            check_future(orders, await self._present_step(run))
         faults, outputs = self._ask_decider(self.coordinator.inject, run, orders)
         await self._durable(self.apply(outputs))
         return faults
+
+    async def _present_step(self, run: str) -> int:
+        """The step that the furthest process of a run has told its agent; 0 when none has told one."""
+        supervisor = self.coordinator.runs.get(run)
+        roles = supervisor.order if supervisor is not None else []
+        data = {"attempts": [attempt.id for role in roles for attempt in role.alive()]}
+        answers = [await self.links.ask(host, "steps", data) for host in self.links.hosts()]
+        return max((step for answer in answers for step in answer["steps"].values()), default=0)
 
     def _keep_evidence(self, attempt: str, path: str, error: str) -> None:
         if not self.failed.done():

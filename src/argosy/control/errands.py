@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from argosy.control.keeperevents import is_step
 from argosy.control.keeperlink import KeeperLink
 from argosy.control.launchenv import LaunchEnvironments
 from argosy.control.stacks import Target, take_stacks
@@ -32,6 +33,8 @@ class Roster:
     def __init__(self) -> None:
         self.launches: dict[str, Launch] = {}
         self.pids: dict[str, int] = {}
+        self.steps: dict[str, int] = {}
+        """The step that each attempt was at when it last said so."""
         self._execs: OrderedDict[str, Data] = OrderedDict()
 
     def listed(self, attempts: list[Data]) -> None:
@@ -51,8 +54,13 @@ class Roster:
         kind = event.get("event")
         if kind == "started":
             self.pids[attempt] = int(event.get("pid") or 0)
+        elif is_step(event):
+            step = event["message"].get("step")
+            if isinstance(step, int) and attempt in self.pids:
+                self.steps[attempt] = step
         elif kind == "exited":
             self.pids.pop(attempt, None)
+            self.steps.pop(attempt, None)
             if is_exec(attempt):
                 self._end_exec(attempt, event)
 
@@ -101,6 +109,7 @@ class Errands:
             "drop_blob": self._drop_blob,
             "stacks": self._stacks,
             "halted": self._halted,
+            "steps": self._steps,
             "exec": self._exec,
             "exec_state": self._exec_state,
             "signal": self._signal,
@@ -150,6 +159,10 @@ class Errands:
         pids = dict(self._roster.pids)
         loop = asyncio.get_running_loop()
         return {"attempts": await loop.run_in_executor(None, find_halted, pids)}
+
+    async def _steps(self, data: Data) -> Data:
+        known = self._roster.steps
+        return {"steps": {name: known[name] for name in data["attempts"] if name in known}}
 
     async def _exec(self, data: Data) -> Data:
         target = str(data["attempt"])

@@ -94,6 +94,16 @@ def check_order(order: FaultOrder) -> None:
         )
 
 
+def check_future(orders: list[FaultOrder], present: int) -> None:
+    """Raise ConfigError for a fault at a step that is over: the rank would break at once, and not where it was asked to."""
+    past = [order.step for order in orders if order.step is not None and order.step < present]
+    if past:
+        raise ConfigError(
+            f"step {min(past)} is over: the run is at step {present}",
+            fix=f"name a step after {present} (--at-step, --between), or none: at once",
+        )
+
+
 def choose_role(roles: dict[str, Role], name: str | None) -> Role:
     """The gang that is meant; without a name the only one there is."""
     gangs = {role.name: role for role in roles.values() if role.spec.gang}

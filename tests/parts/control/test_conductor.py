@@ -6,6 +6,7 @@ import pytest
 from argosy.config.spec import RoleSpec, RunSpec, Submission
 from argosy.control.conductor import Conductor
 from argosy.control.eventlog import EventLog
+from argosy.control.faults import FaultOrder
 from argosy.control.home import Cluster
 from argosy.control.shutdown import Shutdown
 from argosy.errors import ClusterError, ConfigError, InvariantError, NotFoundError
@@ -77,6 +78,23 @@ def test_a_run_that_no_host_could_ever_hold_is_not_accepted(tmp_path):
         with pytest.raises(ConfigError, match="needs 64 CPUs, and the only host has 2 CPUs"):
             await conductor.submit(Submission(spec=RunSpec(roles={"a": role}, queued=True)))
         await conductor.submit(Submission(spec=RunSpec(roles={"a": role})))
+
+    with_conductor(tmp_path, test)
+
+
+def test_a_fault_at_a_step_that_is_over_is_refused_by_what_the_agents_have_heard(tmp_path):
+    async def test(conductor):
+        async def answer(host, verb, data):
+            assert verb == "steps"
+            return {"steps": {"r1.train.0.0": 7, "r1.train.1.0": 8}}
+
+        conductor.links.hosts = lambda: ["h"]
+        conductor.links.ask = answer
+        order = FaultOrder(fault="kill", rank=0, step=7)
+        with pytest.raises(ConfigError, match="step 7 is over: the run is at step 8"):
+            await conductor.inject("r1", [order])
+        with pytest.raises(NotFoundError):  # and nothing but the run is missing for a later one
+            await conductor.inject("r1", [FaultOrder(fault="kill", rank=0, step=8)])
 
     with_conductor(tmp_path, test)
 

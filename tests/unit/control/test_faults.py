@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.config.spec import Backoff, RoleSpec
-from argosy.control.faults import DRAWN, POINTS, FaultOrder, draw_faults, left_over
+from argosy.control.faults import (
+    DRAWN,
+    POINTS,
+    FaultOrder,
+    check_future,
+    draw_faults,
+    left_over,
+)
 from argosy.errors import ConfigError, NotFoundError
 from argosy.protocol.facts import FaultInjected
 from argosy.testing.scripted import ScriptedHost
@@ -142,6 +149,14 @@ def test_faults_that_make_no_sense_are_refused_and_nothing_is_recorded(order, wh
     with pytest.raises((ConfigError, NotFoundError), match=what):
         inject(host, good, order)
     assert host.facts(FaultInjected) == []
+
+
+def test_a_step_that_is_over_is_refused_with_the_present_one():
+    at_once, later = FaultOrder(fault="kill", rank=0), FaultOrder(fault="kill", rank=0, step=7)
+    check_future([at_once, later], 7)
+    with pytest.raises(ConfigError, match="step 7 is over: the run is at step 8") as caught:
+        check_future([at_once, later], 8)
+    assert "after 8" in caught.value.fix
 
 
 def test_a_program_that_does_not_speak_with_argosy_has_no_steps():
