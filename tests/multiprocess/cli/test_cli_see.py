@@ -126,6 +126,12 @@ def test_exec_runs_beside_a_process_with_its_environment(argosy, talk):
     assert [p["state"] for p in argosy.processes("talk")] == ["running", "running"]
 
 
+def test_exec_shows_no_token(argosy, talk):
+    environment = argosy("exec", "talk/train/1", "--", "env").stdout
+    assert "ARGOSY_RUN=" in environment
+    assert "ARGOSY_TOKEN" not in environment
+
+
 def test_a_signal_reaches_one_process_only(argosy):
     program = "trap 'echo got it' USR1; echo up; while :; do sleep 0.05; done"
     run = argosy.detach("-n", "2", "--", "sh", "-c", program)

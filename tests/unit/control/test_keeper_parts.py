@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ from argosy.control.keeper.attempts import OrderError, command_line, make_attemp
 from argosy.control.keeper.children import read_report
 from argosy.control.keeper.containment import Group, find_containment
 from argosy.control.keeper.ends import Ends
-from argosy.control.keeper.environment import open_log, read_regular
+from argosy.control.keeper.environment import build_environment, open_log, read_regular
 from argosy.control.keeper.loop import READ, Loop
 from argosy.control.keeper.ports import PortError, Reservations, bind_port
 from argosy.control.keeper.services import next_pause
@@ -257,3 +258,17 @@ def test_ends_that_concern_nobody_any_more_do_not_pile_up():
     assert kept[-1]["generation"] == 1000
     assert len(kept) < 200
     assert ends.role_of("r.a.0.1") is None
+
+
+@pytest.mark.parametrize("beside", ["", "r1.train.0.0"])
+def test_a_command_beside_a_process_gets_no_token(beside):
+    keeper = SimpleNamespace(
+        blobs=SimpleNamespace(get=lambda name: '{"ARGOSY_TOKEN": "outer", "HOME": "/h"}'),
+        mark=lambda attempt: "m",
+        socket_path="/s",
+    )
+    order = {"env_blob": "b", "join": beside, "env": {"RANK": "0"}}
+    attempt = SimpleNamespace(order=order, attempt="a", token="secret")
+    environment = build_environment(keeper, attempt, {})
+    assert (environment["RANK"], environment["HOME"]) == ("0", "/h")
+    assert environment.get("ARGOSY_TOKEN") == (None if beside else "secret")

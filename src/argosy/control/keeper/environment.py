@@ -29,9 +29,14 @@ def build_environment(keeper: Keeper, attempt: Attempt, store: dict[str, str]) -
     env.update(attempt.order.get("env") or {})
     env.update(store)
     env["ARGOSY_MARK"] = keeper.mark(attempt.attempt)
-    env["ARGOSY_KEEPER_SOCKET"] = keeper.socket_path
     env["ARGOSY_ATTEMPT"] = attempt.attempt
-    env["ARGOSY_TOKEN"] = attempt.token
+    if attempt.order.get("join"):
+        # A command beside a process has nothing to say to the keeper: `argosy exec … env` shows no token.
+        for name in ("ARGOSY_KEEPER_SOCKET", "ARGOSY_TOKEN"):
+            env.pop(name, None)
+    else:
+        env["ARGOSY_KEEPER_SOCKET"] = keeper.socket_path
+        env["ARGOSY_TOKEN"] = attempt.token
     if attempt.order.get("error_file"):
         env.setdefault("TORCHELASTIC_ERROR_FILE", attempt.order["error_file"])
     return env
