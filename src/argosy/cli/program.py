@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 GANG_RESTARTS = 3
+_MOST_SCRIPT_BYTES = 4 << 20
 _ROLE_OPTIONS = (
     "ranks",
     "module",
@@ -247,17 +248,33 @@ def _program_of(command: list[str]) -> str:
 
 
 def _check_python(script: str) -> None:
-    """Something that is plainly not Python would fail on every rank with a puzzling syntax error."""
+    """What is not Python by its name, its first line or, without an ending, its text would fail on every rank with a puzzling error."""
     if script.endswith((".py", ".pyw", ".pyz", ".zip")):
         return
     with open(script, "rb") as file:
-        first = file.readline(200)
-    is_other = first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first)
-    if is_other or script.endswith((".sh", ".bash", ".pl", ".js", ".rb")):
-        runnable = script if "/" in script else f"./{script}"
-        raise ConfigError(
-            f"{script} is not a Python script", fix=f"as a command: argosy run -- {runnable}"
-        )
+        head = file.read(_MOST_SCRIPT_BYTES)
+    first = head.partition(b"\n")[0]
+    if first.startswith(b"#!") and b"python" in first:
+        return
+    ending = os.path.splitext(script)[1]
+    if not ending and not first.startswith(b"#!") and _compiles(head):
+        return
+    if ending in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"{script} is no spec", fix="a spec is a TOML file: argosy run SPEC.toml")
+    runnable = script if "/" in script else f"./{script}"
+    mode = "" if os.access(script, os.X_OK) else f"chmod +x {script}; "
+    raise ConfigError(
+        f"{script} is not a Python script (those end with .py, or begin with #! and python)",
+        fix=f"as a command: {mode}argosy run -- {runnable}",
+    )
+
+
+def _compiles(text: bytes) -> bool:
+    try:
+        compile(text, "script", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _check_module(module: str) -> None:

@@ -135,6 +135,37 @@ def test_a_shell_script_is_pointed_to_the_command_form(folder):
     assert "argosy run -- ./go" in refusal("go").fix
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "mode", "fix"),
+    [
+        ("x.bin", b"\x7fELF\x02\x01", 0o755, "as a command: argosy run -- ./x.bin"),
+        ("x.bin", b"\x00\x01data", 0o644, "chmod +x x.bin; argosy run -- ./x.bin"),
+        ("notes.txt", b"remember = 1\n", 0o644, "argosy run -- ./notes.txt"),
+        ("go.sh", b"#!/bin/sh\n", 0o755, "argosy run -- ./go.sh"),
+        ("tool", b"#!/usr/bin/perl\n", 0o755, "argosy run -- ./tool"),
+        ("prose", b"these are no statements\n", 0o644, "argosy run -- ./prose"),
+        ("job.yaml", b"roles:\n", 0o644, "a spec is a TOML file"),
+    ],
+)
+def test_what_is_no_python_is_not_started_as_such(folder, name, content, mode, fix):
+    (folder / name).write_bytes(content)
+    (folder / name).chmod(mode)
+    assert fix in refusal(name).fix
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train", b"print(1)\n"),
+        ("train.run", b"#!/usr/bin/env python3\nprint(1)\n"),
+        ("a.py", b"\x00"),
+    ],
+)
+def test_python_is_known_by_its_name_first_line_or_text(folder, name, content):
+    (folder / name).write_bytes(content)
+    assert program(name).spec["roles"]["main"]["script"] == name
+
+
 def test_secrets_and_variables_never_enter_the_spec(folder, monkeypatch):
     (folder / "key").write_text("hunter2\n")
     monkeypatch.setenv("TOKEN", "hunter3")
