@@ -1,12 +1,15 @@
-"""`checkpoint`: durable saves, cold loads, and what a save beside training costs, against torch's own ways and the bare disk.
+"""`checkpoint`: durable saves, cold loads, and what a save beside training costs, against torch's own ways and the bare disk; then damage, kills, bytes and memory.
 
-Each section runs in a process of its own (programs/checkpoint_sides.py), its sides in turns; a section that fails gives null and says why.
+Each section runs in processes of its own (programs/checkpoint_sides.py, checkpoint_trainer.py, checkpoint_trials.py), its sides in turns; a section that fails gives null and says why.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import (
@@ -21,24 +24,36 @@ from benchmarks.measure import (
     scratch,
     spread,
 )
+from benchmarks.teams import Team
 
-SECTIONS = ("saves", "stalls")
+SECTIONS = ("saves", "stalls", "pinned", "memory", "sizes", "damage", "kills")
+MEBIBYTES, QUICK_MEBIBYTES = 1500, 400
 
 
 def run(
     *, quick: bool, only: str = "", trials: int | None = None, seed: int | None = None
 ) -> dict[str, Any]:
-    """Measure the sections that were asked for, and return the metrics."""
-    del seed  # nothing here is chosen by chance
+    """Measure the sections that were asked for, and return the metrics; `trials` is the number of rounds, or of damages and kills."""
     chosen = [name for name in SECTIONS if not only or name in only.split(",")]
+    size = QUICK_MEBIBYTES if quick else MEBIBYTES
     rounds = trials or (3 if quick else 7)
+    tries, kills = trials or (100 if quick else 1000), trials or (30 if quick else 300)
+    chance = 7 if seed is None else seed
+    sections: dict[str, Callable[[], dict[str, Any]]] = {
+        "saves": lambda: of_saves(measure("saves", rounds=rounds, mebibytes=size)),
+        "stalls": lambda: of_stalls(measure("stalls", rounds=rounds, mebibytes=size)),
+        "pinned": lambda: of_pinned(rounds, size),
+        "memory": lambda: of_memory(max(3, rounds // 2), size),
+        "sizes": lambda: of_sizes(trial("sizes", 1, size, chance)),
+        "damage": lambda: of_damage(trial("damage", tries, size, chance)),
+        "kills": lambda: of_kills(trial("kills", kills, size, chance)),
+    }
     found: dict[str, Any] = {}
     notes: dict[str, str] = {}
     for section in chosen:
         say(f"section {section}")
         try:
-            result = measure(section, rounds=rounds, mebibytes=400 if quick else 1500)
-            found |= {"saves": of_saves, "stalls": of_stalls}[section](result)
+            found |= sections[section]()
         except (SideFailed, subprocess.TimeoutExpired) as failure:
             notes[section] = str(failure)
             say(f"{section} failed: {failure}")
@@ -82,21 +97,157 @@ def of_stalls(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def of_pinned(rounds: int, mebibytes: int) -> dict[str, Any]:
+    """What a save costs a trainer, whose version is pinned, and what torch's asynchronous save costs a plain loop on the same model."""
+    answers: dict[str, list[dict[str, float]]] = {"ours": [], "dcp": []}
+    program = str(PROGRAMS / "checkpoint_sides.py")
+    with (
+        scratch() as directory,
+        Team("ours", directory, 1) as ours,
+        Team("dcp", directory, 1) as dcp,
+    ):
+        ours.spawn(
+            [str(PYTHON), str(PROGRAMS / "checkpoint_trainer.py"), "-n", "1"],
+            BENCH_FORM="pinned",
+            BENCH_MEBIBYTES=str(mebibytes),
+        )
+        dcp.spawn([str(PYTHON), program, "turns", "0", str(mebibytes), str(directory)])
+        for team in (ours, dcp):
+            team.wait_ready()
+        for turn in range(rounds + 1):
+            for team in (ours, dcp) if turn % 2 else (dcp, ours):
+                answer = team.ask("save")
+                if turn:
+                    answers[team.name].append(answer)
+    stalls = {side: [one["stall"] for one in found] for side, found in answers.items()}
+    losses = {side: [one["lost"] for one in found] for side, found in answers.items()}
+    return {
+        "pinned_stall_over_dcp_async": rounded(
+            ratio(median(stalls["ours"]), median(stalls["dcp"]))
+        ),
+        "pinned_inflation_until_durable_over_dcp_async": rounded(
+            ratio(median(losses["ours"]), median(losses["dcp"]))
+        ),
+        "pinned_stall_spread_seconds": {side: spread(one) for side, one in stalls.items()},
+        "pinned_inflation_spread_seconds": {side: spread(one) for side, one in losses.items()},
+    }
+
+
+def of_memory(rounds: int, mebibytes: int) -> dict[str, Any]:
+    """How long a trainer takes to be there again after every rank was killed, from memory, and how long from the disk."""
+    memory: list[float] = []
+    disk: list[float] = []
+    for _ in range(rounds):
+        with scratch() as directory:
+            killed = trained(directory, "killed", mebibytes, BENCH_STEPS="4")
+            memory.append(max(one["seconds"] for one in killed[2:4]))
+            if [one["step"] for one in killed[:4]] != [0, 0, 2, 2]:
+                raise SideFailed(f"the ranks were not all replaced: {killed}")
+            (runs,) = (directory / "runs").iterdir()
+            for path in runs.rglob("step-*/*"):
+                forget(path)
+            again = trained(directory, "again", mebibytes, "--resume", str(runs), BENCH_STEPS="4")
+            disk.append(max(one["seconds"] for one in again[:2]))
+            if again[-1]["digest"] != killed[-1]["digest"]:
+                raise SideFailed("what was loaded is not what was saved")
+    return {
+        "ram_restore_over_disk_load": rounded(ratio(median(memory), median(disk))),
+        "ram_restore_seconds": spread(memory),
+        "disk_restore_seconds": spread(disk),
+    }
+
+
+def trained(
+    directory: Path, name: str, mebibytes: int, *words: str, **environment: str
+) -> list[dict[str, Any]]:
+    """What the two ranks of checkpoint_trainer.py wrote down, in time order."""
+    record = directory / name
+    if words:
+        for rank in range(2):
+            record.with_suffix(f".killed{rank}").touch()
+    done = subprocess.run(
+        [str(PYTHON), str(PROGRAMS / "checkpoint_trainer.py"), "-n", "2", *words],
+        env=fair_environment(
+            BENCH_FORM="memory",
+            BENCH_MEBIBYTES=str(mebibytes),
+            BENCH_RECORD=str(record),
+            **environment,
+        ),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if done.returncode:
+        raise SideFailed(f"the trainer ended with {done.returncode}: {done.stderr[-500:]}")
+    return [json.loads(line) for line in record.read_text().splitlines()]
+
+
+def forget(path: Path) -> None:
+    """Out of the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def of_sizes(result: dict[str, Any]) -> dict[str, Any]:
+    """Bytes and memory."""
+    return {
+        "load_extra_mib": rounded(result["load_extra_mib"], 1),
+        "quarter_shard_bytes_over_needed_dim0": rounded(result["quarter_dim0"], 3),
+        "quarter_shard_bytes_over_needed_inner": rounded(result["quarter_inner"], 3),
+        "incremental_bytes_over_changed": rounded(result["incremental"], 3),
+        "hf_export_extra_mib": rounded(result["hf_export_extra_mib"], 1),
+    }
+
+
+def of_damage(result: dict[str, Any]) -> dict[str, Any]:
+    """Bit flips, truncations, swapped and missing files."""
+    return {
+        "corruptions": result["trials"],
+        "corruptions_detected": result["detected"],
+        "fallbacks_good": result["fallbacks"],
+        "corruptions_missed": result["missed"],
+    }
+
+
+def of_kills(result: dict[str, Any]) -> dict[str, Any]:
+    """SIGKILL of the process that saves, commits, keeps two and collects."""
+    return {
+        "sigkill_trials": result["trials"],
+        "committed_steps_lost": result["lost"],
+        "torn_checkpoints": result["torn"],
+        "sigkill_steps_saved": result["steps"],
+    }
+
+
+def trial(section: str, trials: int, mebibytes: int, seed: int) -> dict[str, Any]:
+    """One section of checkpoint_trials.py."""
+    with scratch() as directory:
+        words = [section, str(trials), str(mebibytes), str(directory), str(seed)]
+        return answer_of("checkpoint_trials.py", *words)
+
+
 def measure(section: str, *, rounds: int, mebibytes: int) -> dict[str, Any]:
     """One section in a process of its own."""
     with scratch() as directory:
-        program = PROGRAMS / "checkpoint_sides.py"
-        command: list[Any] = [PYTHON, program, section, str(rounds), str(mebibytes), directory]
-        done = subprocess.run(
-            command,
-            env=fair_environment(),
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=False,
-        )
+        words = [section, str(rounds), str(mebibytes), str(directory)]
+        return answer_of("checkpoint_sides.py", *words)
+
+
+def answer_of(program: str, *words: str) -> dict[str, Any]:
+    """The JSON line that a program ends with."""
+    done = subprocess.run(
+        [str(PYTHON), str(PROGRAMS / program), *words],
+        env=fair_environment(),
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no output"]
-        raise SideFailed(f"{section} ended with {done.returncode}: {lines[-1]}")
+        raise SideFailed(f"{words[0]} ended with {done.returncode}: {lines[-1]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -109,6 +109,12 @@ class Team:
         ]
         return Turn((ended - began) / 1e9, losses)
 
+    def ask(self, line: str) -> dict[str, Any]:
+        """Tell the first rank something, and wait for its answer."""
+        connection = self._ranks[0]
+        connection.sendall(f"{line}\n".encode())
+        return self._read(connection)
+
     def memory_bytes(self) -> int:
         """The proportional set size of all its processes, launchers too."""
         roots = [process.pid for process in self._processes]

@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import shutil
+import socket
 import statistics
 import sys
 import time
@@ -296,11 +297,40 @@ def measure_stalls(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
     return {"stalls": stalls, "losses": losses, "num_bytes": task.num_bytes}
 
 
+def take_turns(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
+    """torch's asynchronous save as it is, whenever a line on the socket says so, with what it cost as the answer."""
+    del rounds
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory / 'meeting'}", rank=0, world_size=1
+    )
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(os.environ["BENCH_SOCKET"])
+    lines = link.makefile("rb")
+    link.sendall(json.dumps({"rank": 0, "pid": os.getpid()}).encode() + b"\n")
+    while lines.readline():
+        begun = time.perf_counter()
+        for _ in range(3):
+            task.step()
+        usual, begun = (time.perf_counter() - begun) / 3, time.perf_counter()
+        done = async_save(task.tensors(), checkpoint_id=directory / "dcp")
+        assert isinstance(done, Future)
+        stall, count = time.perf_counter() - begun, 0
+        while count < 3 or not done.done():
+            task.step()
+            count += 1
+        lost = time.perf_counter() - begun - count * usual
+        done.result()
+        answer = {"stall": stall, "lost": lost, "usual": usual}
+        link.sendall(json.dumps(answer).encode() + b"\n")
+    dist.destroy_process_group()
+    return {}
+
+
 def main() -> None:
     section, rounds, mebibytes, directory = sys.argv[1:5]
     torch.set_num_threads(1)
     task = Task(int(mebibytes))
-    measure = {"saves": measure_saves, "stalls": measure_stalls}[section]
+    measure = {"saves": measure_saves, "stalls": measure_stalls, "turns": take_turns}[section]
     found = measure(task, int(rounds), Path(directory))
     for name, times in found.get("seconds", {}).items():
         print(name, statistics.median(times), file=sys.stderr)

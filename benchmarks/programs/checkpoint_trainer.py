@@ -1,0 +1,106 @@
+"""Saves of our trainer in the benchmark `checkpoint`, on the model of checkpoint_sides.py: `python checkpoint_trainer.py -n RANKS`, BENCH_MEBIBYTES and BENCH_FORM in the environment.
+
+`pinned` saves when a line on the socket says so, and answers what that cost. `memory` writes down how long the trainer took to be made: from nothing, by ranks that replace killed ones, or from the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import argosy as ar
+
+WIDTH = 1024
+
+
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(WIDTH, generator=torch.Generator().manual_seed(place))}
+
+
+def loss(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+    out = model(batch.x)
+    return out.square().sum(), out.numel()
+
+
+def trainer_of(run: ar.Run) -> Any:
+    mebibytes = int(os.environ["BENCH_MEBIBYTES"])
+    layers = max(1, mebibytes * (1 << 20) // (WIDTH * WIDTH * 12))
+    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+    return run.trainer(
+        model=model,
+        data=Rows(),
+        loss=loss,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4, foreach=False),
+        batch_size=8,
+        lanes=2,
+        checkpoints=None,
+    )
+
+
+def pinned(run: ar.Run) -> None:
+    """Each turn: three plain steps, a save, steps until it is durable."""
+    trainer = trainer_of(run)
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(os.environ["BENCH_SOCKET"])
+    lines = link.makefile("rb")
+    link.sendall(json.dumps({"rank": 0, "pid": os.getpid()}).encode() + b"\n")
+    steps = iter(trainer.steps(1 << 30))
+
+    def step() -> None:
+        next(steps)()
+
+    step()
+    while lines.readline():
+        begun = time.perf_counter()
+        for _ in range(3):
+            step()
+        usual, begun = (time.perf_counter() - begun) / 3, time.perf_counter()
+        trainer.save()
+        stall, count = time.perf_counter() - begun, 0
+        while count < 3 or trainer.parts.saver.is_saving:
+            step()
+            count += 1
+        lost = time.perf_counter() - begun - count * usual
+        trainer.parts.saver.wait()
+        saved = trainer.parts.saver.checkpointer.steps()[-1]
+        answer = {"stall": stall, "lost": lost, "step": saved, "usual": usual}
+        link.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def memory(run: ar.Run) -> None:
+    """Two steps; then all ranks end by SIGKILL, once, and their replacements finish."""
+    begun = time.perf_counter()
+    trainer = trainer_of(run)
+    seconds = time.perf_counter() - begun
+    record = Path(os.environ["BENCH_RECORD"])
+    with record.open("a") as file:
+        said = {"seconds": seconds, "step": trainer.step, "rank": run.gang.rank}
+        file.write(json.dumps(said) + "\n")
+    steps = int(os.environ.get("BENCH_STEPS", "4"))
+    for step in trainer.steps(steps):
+        if step.index == 2 and not record.with_suffix(f".killed{run.gang.rank}").exists():
+            record.with_suffix(f".killed{run.gang.rank}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        step()
+    if trainer.is_first:
+        with record.open("a") as file:
+            file.write(json.dumps({"digest": trainer.digest(), "step": trainer.step}) + "\n")
+
+
+def main(run: ar.Run) -> None:
+    {"pinned": pinned, "memory": memory}[os.environ["BENCH_FORM"]](run)
+
+
+if __name__ == "__main__":
+    ar.launch(main)
