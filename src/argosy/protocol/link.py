@@ -1,8 +1,8 @@
 """The link of this process to its keeper: what it says, what it asks, what it is told.
 
 Connects when it is first used, with the attempt and token of the environment, and again after a break; what cannot be sent is
-kept in a bounded outbox. It never raises into a training loop because the other side is away, starts its one thread only when
-asked to listen, and is left behind by forked children.
+kept in a bounded outbox. It never raises into a training loop because the other side is away, starts a thread only when
+asked to listen (and another one while that cannot send), and is left behind by forked children.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Link:
         self._is_closed = False
         self._refusal = ""
         self._thread: threading.Thread | None = None
+        self._flusher: threading.Thread | None = None
         self._next_id = 0
         self._num_connects = 0
         self._retry_at = 0.0
@@ -77,6 +78,7 @@ class Link:
                 self._outbox.append(message)
             self._connect_if_due()
             self._send()
+            self._flush_later()
             if not self._is_pumping:
                 # Nobody else reads: what the keeper sends must not pile up until it drops us.
                 self._receive()
@@ -108,6 +110,7 @@ class Link:
                 sent_on = self._num_connects
                 self._queue({**frame, "id": number})
                 self._send()
+                self._flush_later()
             return self._replies[number] is not None
 
         try:
@@ -233,10 +236,10 @@ class Link:
         body = json.dumps(frame, separators=(",", ":")).encode()
         self._outgoing += _LENGTH.pack(len(body)) + body
 
-    def _send(self) -> None:
-        """Send what is possible without waiting."""
+    def _send(self) -> bool:
+        """Send what is possible without waiting; False: the keeper has hung up."""
         if self._socket is None:
-            return
+            return False
         while self._outbox and len(self._outgoing) < _MOST_WAITING_BYTES:
             self._queue({"type": "say", "message": self._outbox.popleft()})
         try:
@@ -245,7 +248,29 @@ class Link:
         except BlockingIOError:
             pass
         except OSError:
-            pass  # what the keeper sent before it hung up is still to be read
+            return False  # what the keeper sent before it hung up is still to be read
+        return True
+
+    def _flush_later(self) -> None:
+        """What cannot be sent now must not wait for the next word: whoever reads for all does not look for room to write."""
+        if self._outgoing and self._is_pumping and self._flusher is None:
+            self._flusher = threading.Thread(
+                target=self._flush, name="argosy-link-flush", daemon=True
+            )
+            self._flusher.start()
+
+    def _flush(self) -> None:
+        with self._state:
+            is_open = True
+            while is_open and (sock := self._socket) is not None and self._outgoing:
+                self._state.release()
+                try:
+                    _wait_socket(sock, True, None, is_reading=False)
+                finally:
+                    self._state.acquire()
+                if sock is self._socket:
+                    is_open = self._send()
+            self._flusher = None
 
     def _receive(self) -> None:
         """Read what is there; the end of the stream drops the connection."""
@@ -325,7 +350,7 @@ class Link:
         """In a forked child: this link is the parent's."""
         self._state = threading.Condition()
         self._is_closed = True
-        self._thread = None
+        self._thread = self._flusher = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -339,14 +364,17 @@ def _call(listener: Callable[[Frame], None], frame: Frame) -> None:
         traceback.print_exc()
 
 
-def _wait_socket(sock: socket.socket | None, is_sending: bool, seconds: float | None) -> None:
+def _wait_socket(
+    sock: socket.socket | None, is_sending: bool, seconds: float | None, *, is_reading: bool = True
+) -> None:
     if sock is None:
         time.sleep(1.0 if seconds is None else seconds)
         return
     try:
         # poll, not epoll: it keeps hold of a socket that another thread shuts down and closes, and sees the end.
         waiting = select.poll()
-        waiting.register(sock, select.POLLIN | (select.POLLOUT if is_sending else 0))
+        mask = (select.POLLIN if is_reading else 0) | (select.POLLOUT if is_sending else 0)
+        waiting.register(sock, mask)
         waiting.poll(None if seconds is None else math.ceil(1000 * seconds))
     except (OSError, ValueError):
         pass  # closed by another thread meanwhile; the caller looks again

@@ -108,3 +108,17 @@ def test_a_reply_reaches_who_asked_while_a_listener_is_busy(keeper, link):
     answering.join(SECONDS)
     go_on.set()
     assert (reply["what"], descriptors) == ("question", [])
+
+
+def test_what_a_slow_keeper_could_not_take_at_once_is_sent_when_it_reads_again(keeper, link):
+    heard = queue.Queue()
+    link.listen(heard.put)
+    keeper.accept()
+    keeper.send(type="told", message={})
+    heard.get(timeout=SECONDS)
+    # The thread that listens waits for words of the keeper, and none come.
+    text = "x" * 4096
+    for number in range(200):
+        link.say({"say": "step", "step": number, "text": text})
+    assert link._outgoing
+    assert [keeper.read()["message"]["step"] for _ in range(200)] == list(range(200))
