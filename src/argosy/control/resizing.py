@@ -16,6 +16,7 @@ from argosy.control.supervisor import Supervisor
 from argosy.errors import ConfigError, NotFoundError
 
 MOST_MEMBERS = 4096
+_WHO_JOINS = "programs with a trainer or `argosy.join()` join a moment after their start, a plain script never does"
 
 
 def check_resize(supervisor: Supervisor, role: Role, size: int, *, may_restart: bool) -> None:
@@ -66,13 +67,13 @@ def _check_bounds(role: Role, size: int) -> None:
 def _check_restart(role: Role, may_restart: bool) -> None:
     if role.policy == "temporary" or role.spec.budget.user == 0:
         raise ConfigError(
-            f"the ranks of {role.name} have not joined (can its program re-form in place?), and they are not to be restarted",
-            fix="try again when they have; programs with a trainer or `argosy.join()` do",
+            f"the ranks of {role.name} have not joined, so none can stay when the size changes; and they are not to be restarted",
+            fix=f"{_WHO_JOINS}; others are stopped and started anew with another -n",
         )
     if not may_restart:
         raise ConfigError(
-            f"the ranks of {role.name} have not joined (can its program re-form in place?): another size would restart them all",
-            fix="try again when they have, or add --restart if that is wanted",
+            f"the ranks of {role.name} have not joined, so none can stay when the size changes: all would start again",
+            fix=f"if that is wanted, add --restart; {_WHO_JOINS}",
         )
 
 

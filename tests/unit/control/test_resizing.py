@@ -188,6 +188,7 @@ def test_a_program_that_cannot_reform_is_restarted_when_that_is_wanted():
     with pytest.raises(ConfigError) as refused:
         scale(host, 2)
     assert "--restart" in refused.value.fix
+    assert "a plain script never does" in refused.value.fix
     command = scale(host, 2, may_restart=True)
     assert sorted(host.wanted("kill")) == ["train.2.0", "train.3.0"]
     assert sorted(host.wanted("term")) == ["train.0.0", "train.1.0"]
