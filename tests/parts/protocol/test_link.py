@@ -30,8 +30,16 @@ class Keeper:
         self.send(type="welcome")
 
     def read(self):
-        (length,) = struct.unpack(">I", self.socket.recv(4, socket.MSG_WAITALL))
-        return json.loads(self.socket.recv(length, socket.MSG_WAITALL))
+        (length,) = struct.unpack(">I", self._read_bytes(4))
+        return json.loads(self._read_bytes(length))
+
+    def _read_bytes(self, count):
+        data = b""
+        while len(data) < count:
+            part = self.socket.recv(count - len(data))
+            assert part, "the worker has hung up"
+            data += part
+        return data
 
     def send(self, **frame):
         body = json.dumps(frame).encode()
