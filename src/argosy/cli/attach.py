@@ -14,7 +14,7 @@ from argosy.cli.progress import Progress
 from argosy.cli.terminal import converse, size_of
 from argosy.cli.why import report_end
 from argosy.control.submission import RunHandle
-from argosy.errors import NotFoundError
+from argosy.errors import ConfigError, NotFoundError
 from argosy.protocol.httpclient import Client
 
 SHOWN_BYTES = 8 << 10
@@ -41,6 +41,11 @@ def attach(arguments: Arguments) -> int:
         from argosy.cli.logs import follow_lines
 
         return follow_lines(controller, view, target)
+    if not os.isatty(0):
+        raise ConfigError(
+            "attach needs a terminal to type in, and stdin is none",
+            fix=f"`argosy logs -f {view['run']}` follows the output",
+        )
     begin = max(0, size_of(process["stdout"]) - SHOWN_BYTES)
     return _converse(handle, controller.client, process, begin)
 
