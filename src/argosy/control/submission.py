@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 
 from argosy import __version__
 from argosy.config.warmth import DEFAULT_PRELOAD
-from argosy.control.home import Cluster, check_space, open_cluster
+from argosy.control.home import Cluster, check_space, open_cluster, prepare_cluster
 from argosy.control.programs import check_programs, working_directory
 from argosy.errors import (
     ArgosyError,
@@ -167,7 +167,7 @@ def bring_up(cluster: Cluster, *, warm: dict[str, Any] | None = None) -> bool:
     check_space(cluster.home)
     from argosy.control.keeper.sweep import start_keeper, sweep_dead_keeper
 
-    with _locked(cluster.lock("up")):
+    with _locked(cluster):
         if _answers(cluster.keeper_socket):
             is_new = False
         else:
@@ -179,10 +179,10 @@ def bring_up(cluster: Cluster, *, warm: dict[str, Any] | None = None) -> bool:
 
 
 def sweep_leftovers(cluster: Cluster) -> None:
-    """End what a dead keeper left behind, socket files included; a living cluster is not touched."""
+    """End what a dead keeper left behind, and remove its sockets and locks; a living cluster is not touched."""
     from argosy.control.keeper.sweep import sweep_dead_keeper
 
-    with _locked(cluster.lock("up")):
+    with _locked(cluster):
         if _answers(cluster.keeper_socket):
             return
         sweep_dead_keeper(cluster.directory, cluster.runtime)
@@ -191,6 +191,28 @@ def sweep_leftovers(cluster: Cluster) -> None:
                 os.unlink(path)
             except FileNotFoundError:
                 pass
+        _remove_locks(cluster)
+
+
+def _remove_locks(cluster: Cluster) -> None:
+    """The lock files, for the holder of `up`, without which no part is started; not while a part is still dying."""
+    for part in ("keeper", "controller", "agent"):
+        try:
+            descriptor = os.open(cluster.lock(part), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(cluster.lock(part))
+        except BlockingIOError:
+            return
+        finally:
+            os.close(descriptor)
+    os.unlink(cluster.lock("up"))
+    try:
+        os.rmdir(cluster.runtime)
+    except OSError:
+        pass  # something else is in it, and stays
 
 
 def await_controller(cluster: Cluster) -> dict[str, Any]:
@@ -300,13 +322,35 @@ def _answers(path: str) -> bool:
 
 
 @contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """One client at a time brings a cluster up; the lock dies with its holder."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(cluster: Cluster) -> Iterator[None]:
+    """One client at a time brings a cluster up or takes its rest away; the lock dies with its holder."""
+    descriptor = _take_lock(cluster)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        os.close(descriptor)
+
+
+def _take_lock(cluster: Cluster) -> int:
+    path = cluster.lock("up")
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            prepare_cluster(
+                cluster
+            )  # the directory went with a cluster that was taken down meanwhile
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Whoever held it before may have removed the file: then others lock a new one.
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 

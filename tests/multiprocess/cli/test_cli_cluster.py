@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+from argosy.control.home import locate_cluster
+
 pytestmark = pytest.mark.multiprocess
 
 
@@ -20,6 +22,7 @@ def test_up_status_down_leave_nothing_behind(fresh):
     assert fresh.leftovers() == {}
     fresh("status", code=3)
     assert "no cluster was running" in fresh("down").stdout
+    assert not os.path.exists(locate_cluster(str(fresh.home)).runtime)
 
 
 def test_down_refuses_while_a_run_is_alive_unless_forced(fresh):
