@@ -16,14 +16,25 @@ if TYPE_CHECKING:
 
 
 def announce_start(view: dict[str, Any]) -> None:
-    """Which run it is, and where its output is kept."""
-    _say(view, f"{_name(view)}: output is kept in {view['directory']}/logs")
+    """Which run it is, how its parts are called, and where its output is kept."""
+    roles = _roles(view)
+    parts = f", {roles}" if roles else ""
+    _say(view, f"{_name(view)}{parts}: output is kept in {view['directory']}/logs")
 
 
 def announce_success(view: dict[str, Any]) -> None:
     """That it has succeeded, and how long it took."""
     took = (view.get("ended_at") or 0.0) - (view.get("started_at") or view["submitted_at"])
     _say(view, f"{_name(view)} succeeded after {duration(took)}")
+
+
+def _roles(view: dict[str, Any]) -> str:
+    """`role train x4`, as the other verbs name them (`RUN/train/2`); nothing for a single process."""
+    counts = {role["role"]: int(role.get("count", 1)) for role in view["roles"]}
+    if sum(counts.values()) == 1:
+        return ""
+    named = ", ".join(f"{role} x{count}" if count > 1 else role for role, count in counts.items())
+    return f"role{'s' if len(counts) > 1 else ''} {named}"
 
 
 def _name(view: dict[str, Any]) -> str:

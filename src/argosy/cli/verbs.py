@@ -60,7 +60,9 @@ _ROLE = Option("--role ROLE", "only this role")
 
 RUN_OPTIONS = (
     Option(
-        "-n RANKS", "start this many ranks as one gang, with torchrun's environment", kind="count"
+        "-n RANKS",
+        "start this many ranks as one gang, the role `train`, with torchrun's environment; without it the role is `main`",
+        kind="count",
     ),
     Option("-m MODULE", "run a Python module instead of a script, as `python -m` does"),
     Option("--threads T", "threads of each process (OMP_NUM_THREADS and torch)", kind="count"),

@@ -35,18 +35,17 @@ def said(monkeypatch):
     return say
 
 
-LINES = (
-    "argosy: run r1 (job): output is kept in /runs/r1/logs\n"
-    "argosy: run r1 (job) succeeded after 12s\n"
-)
+START = "argosy: run r1 (job): output is kept in /runs/r1/logs\n"
+END_LINE = "argosy: run r1 (job) succeeded after 12s\n"
 
 
 def test_a_terminal_is_told_the_run_and_how_it_ended(said):
-    assert said(1, Screen()) == LINES
+    assert said(1, Screen()) == START + END_LINE
 
 
-def test_among_labelled_lines_it_is_told_to_a_file_too(said):
-    assert said(2, io.StringIO()) == LINES
+def test_among_labelled_lines_it_is_told_to_a_file_too_and_how_the_parts_are_called(said):
+    named = START.replace("(job):", "(job), role main x2:")
+    assert said(2, io.StringIO()) == named + END_LINE
 
 
 def test_the_bytes_of_a_single_process_are_alone_in_a_file(said):
