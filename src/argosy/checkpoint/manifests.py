@@ -141,6 +141,11 @@ def _check_preface(data: bytes, what: str, is_whole: bool) -> None:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         preface = _Preface()
     if preface.format == names.FORMAT and (preface.version > names.VERSION or preface.requires):
+        if preface.requires == [names.ENCRYPTED] and preface.version <= names.VERSION:
+            raise ConfigError(
+                f"{what} is encrypted",
+                fix="give its address and key: argosy checkpoint pull file:///DIRECTORY STORE --secret FILE",
+            )
         needs = f"version {preface.version}" + "".join(f", {one!r}" for one in preface.requires)
         raise ConfigError(
             f"{what} has the format {needs}; this program reads version {names.VERSION}",

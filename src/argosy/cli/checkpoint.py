@@ -18,14 +18,23 @@ import msgspec
 from argosy.checkpoint import cleaning, collection, names, signatures
 from argosy.checkpoint.cleaning import Cleaned
 from argosy.checkpoint.commits import Store
-from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.listings import Listing, Report
 from argosy.checkpoint.retention import Keep, check
 from argosy.cli.arguments import Arguments
 from argosy.cli.bars import byte_bar
 from argosy.cli.paint import Paint, duration, render_table, size
+from argosy.cli.stores import (
+    bytes_of,
+    directory_of,
+    folder_of,
+    newest_of,
+    step_of,
+    store_of,
+    store_on_disk,
+    target_of,
+)
 from argosy.cli.torchtask import run_task
-from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, NotFoundError
+from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError
 
 _SHOWN = 20
 _FORMS = ("hf", "dcp", "torch")
@@ -33,14 +42,14 @@ _FORMS = ("hf", "dcp", "torch")
 
 def ls(arguments: Arguments) -> int:
     """`argosy checkpoint ls STORE`."""
-    listing = _store(arguments.words[0])
+    listing = store_of(arguments)
     pins = listing.pins()
     rows = [_row(listing, step, pins) for step in listing.steps()]
     if arguments.get("json"):
-        print(json.dumps({"store": str(listing.path), "checkpoints": rows}))
+        print(json.dumps({"store": listing.where, "checkpoints": rows}))
         return 0
     if not rows:
-        print(f"no checkpoints in {listing.path}")
+        print(f"no checkpoints in {listing.where}")
         return 0
     shown = [
         [
@@ -82,10 +91,10 @@ def _remark(row: dict[str, Any]) -> str:
 
 def show(arguments: Arguments) -> int:
     """`argosy checkpoint show STORE [STEP]`."""
-    with _folder(arguments) as folder:
+    with folder_of(arguments) as folder:
         manifest = folder.manifest
         facts: dict[str, Any] = {
-            "path": str(folder.path),
+            "path": folder.place.where,
             "step": manifest.step,
             "run": manifest.run,
             "saved_at": manifest.saved_at,
@@ -135,21 +144,21 @@ def _file_row(name: str, record: Any) -> dict[str, Any]:
 
 def verify(arguments: Arguments) -> int:
     """`argosy checkpoint verify STORE [STEP]`."""
-    listing, step = _target(arguments)
+    listing, step = target_of(arguments)
     steps = (
-        listing.steps() if arguments.get("all") else [_newest(listing) if step is None else step]
+        listing.steps() if arguments.get("all") else [newest_of(listing) if step is None else step]
     )
     keys = [signatures.read_public(Path(one)) for one in arguments.get("key", [])]
     reports = []
     for one in steps:
-        with byte_bar(f"verifying step {one}", _bytes_of(listing, one)) as progress:
+        with byte_bar(f"verifying step {one}", bytes_of(listing, one)) as progress:
             report = listing.verify(one, progress=progress)
         if keys and report.is_good:
             _check_signature(listing, one, keys, report)
         reports.append(report)
     told = [{**msgspec.to_builtins(report), "is_good": report.is_good} for report in reports]
     if arguments.get("json"):
-        print(json.dumps({"store": str(listing.path), "checkpoints": told}))
+        print(json.dumps({"store": listing.where, "checkpoints": told}))
     else:
         for report in reports:
             verdict = f"whole, {size(report.bytes_read)} read" if report.is_good else "damaged"
@@ -169,8 +178,8 @@ def _check_signature(listing: Listing, step: int, keys: list[bytes], report: Rep
 
 def diff(arguments: Arguments) -> int:
     """`argosy checkpoint diff STORE FIRST SECOND`."""
-    listing = _store(arguments.words[0])
-    paths = [str(_directory(listing, word)) for word in arguments.words[1:]]
+    listing = store_of(arguments)
+    paths = [str(directory_of(listing, word)) for word in arguments.words[1:]]
     found = run_task({"task": "diff", "paths": paths}, "comparing")
     if arguments.get("json"):
         print(json.dumps(found))
@@ -214,8 +223,8 @@ def export(arguments: Arguments) -> int:
         raise ConfigError("--out says what to make", fix="example: --out model-hf")
     if Path(out).exists():
         raise ConfigError(f"{out} exists and is not replaced", fix="choose another path")
-    listing, step = _target(arguments)
-    path = listing.directory_of(_newest(listing) if step is None else step)
+    listing, step = target_of(arguments)
+    path = listing.directory_of(newest_of(listing) if step is None else step)
     request = {"task": "export", "paths": [str(path), str(Path(out).absolute())]}
     request["form"] = _form(arguments) or "hf"
     if arguments.get("dtype"):
@@ -251,8 +260,8 @@ def take_in(arguments: Arguments) -> int:
 
 def pin(arguments: Arguments) -> int:
     """`argosy checkpoint pin STORE STEP`."""
-    listing = _store(arguments.words[0])
-    step = _step(arguments.words[1])
+    listing = store_of(arguments)
+    step = step_of(arguments.words[1])
     if arguments.get("remove"):
         listing.unpin(step)
     else:
@@ -266,7 +275,7 @@ def pin(arguments: Arguments) -> int:
 
 def gc(arguments: Arguments) -> int:
     """`argosy checkpoint gc STORE`."""
-    listing = _store(arguments.words[0])
+    listing = store_on_disk(arguments.words[0])
     hours = arguments.get("older_than")
     keep = check(
         Keep(
@@ -316,68 +325,10 @@ def _tell_cleaned(cleaned: Cleaned, is_dry: bool) -> None:
 
 def _watched(listing: Listing) -> Any:
     def verify_one(step: int) -> Report:
-        with byte_bar(f"verifying step {step}", _bytes_of(listing, step)) as progress:
+        with byte_bar(f"verifying step {step}", bytes_of(listing, step)) as progress:
             return listing.verify(step, progress=progress)
 
     return verify_one
-
-
-def _store(word: str) -> Listing:
-    """A store that is there."""
-    path = Path(word)
-    if not path.is_dir():
-        raise NotFoundError(
-            f"{word} is no directory", fix="give the directory that a run saves into"
-        )
-    if names.step_of(path.absolute().name) is not None:
-        path = path.absolute().parent
-    return Listing(path)
-
-
-def _target(arguments: Arguments) -> tuple[Listing, int | None]:
-    """The store, and the step that was named: by a word of its own or by its directory."""
-    listing = _store(arguments.words[0])
-    if len(arguments.words) > 1:
-        return listing, _step(arguments.words[1])
-    return listing, names.step_of(Path(arguments.words[0]).absolute().name)
-
-
-def _folder(arguments: Arguments) -> Folder:
-    listing, step = _target(arguments)
-    return listing.folder(_newest(listing) if step is None else step)
-
-
-def _directory(listing: Listing, word: str) -> Path:
-    """A step of the store, or a directory."""
-    if not word.isdigit() and Path(word).is_dir():
-        return Path(word).absolute()
-    return listing.directory_of(_step(word)).absolute()
-
-
-def _step(word: str) -> int:
-    step = names.step_of(Path(word).name)
-    if step is not None:
-        return step
-    if not word.isdigit():
-        raise ConfigError(f"{word!r} is no step", fix="a step is a whole number, e.g. 1000")
-    return names.check_step(int(word))
-
-
-def _newest(listing: Listing) -> int:
-    newest = next(iter(listing.candidates()), None)
-    if newest is None:
-        raise NotFoundError(
-            f"{listing.path} has no checkpoint", fix="give the directory that a run saves into"
-        )
-    return newest
-
-
-def _bytes_of(listing: Listing, step: int) -> int:
-    try:
-        with listing.folder(step) as folder:
-            return sum(record.size for record in folder.manifest.files.values())
-    except ArgosyError:
-        return 0
 
 
 def _form(arguments: Arguments) -> str | None:

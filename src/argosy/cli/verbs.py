@@ -56,6 +56,7 @@ class Verb:
 
 
 JSON = Option("--json", "print JSON for programs")
+_SECRET = Option("--secret FILE", "the key of an encrypted object store, 32 bytes")
 _ROLE = Option("--role ROLE", "only this role")
 
 RUN_OPTIONS = (
@@ -407,10 +408,14 @@ VERBS = (
     Verb(
         "checkpoint ls",
         "checkpoint ls STORE",
-        "the checkpoints of a directory",
+        "the checkpoints of a directory or an object store",
         entry="argosy.cli.checkpoint:ls",
-        options=(JSON,),
-        examples=("argosy checkpoint ls checkpoints",),
+        options=(_SECRET, JSON),
+        details="STORE is a directory, or an address: s3://bucket/prefix, gs://…, az://…, file:///directory.",
+        examples=(
+            "argosy checkpoint ls checkpoints",
+            "argosy checkpoint ls s3://bucket/runs/one",
+        ),
     ),
     Verb(
         "checkpoint show",
@@ -420,9 +425,10 @@ VERBS = (
         options=(
             Option("--tensors", "every tensor with its class, dtype and shape"),
             Option("--values", "everything that is no tensor"),
+            _SECRET,
             JSON,
         ),
-        details="STORE may also be a step-… directory itself.",
+        details="STORE is a directory, a step-… directory itself, or an address.",
         examples=("argosy checkpoint show checkpoints 1000 --tensors",),
     ),
     Verb(
@@ -433,6 +439,7 @@ VERBS = (
         options=(
             Option("--all", "every checkpoint, not only the newest"),
             Option("--key FILE", "also demand a signature by this public key", many=True),
+            _SECRET,
             JSON,
         ),
         details="Ends with 65 when something is damaged; says which file, bytes and tensors.",
@@ -484,6 +491,34 @@ VERBS = (
         ),
         details="Files of torch are read weights-only: nothing in them is run.",
         examples=("argosy checkpoint import checkpoints model-hf",),
+    ),
+    Verb(
+        "checkpoint push",
+        "checkpoint push STORE URL [STEP]",
+        "send a checkpoint to an object store; the newest unless a step is named",
+        entry="argosy.cli.objects:push",
+        options=(
+            Option("--all", "every checkpoint, the oldest first"),
+            Option("--secret FILE", "encrypt with the 32 bytes of this file"),
+            JSON,
+        ),
+        details=(
+            "URL is s3://bucket/prefix, gs://…, az://… or file:///directory; credentials come from the environment. What is there already is\n"
+            "not sent again, nor what an earlier step there has unchanged. Refused while a run uploads from STORE, and into another run's prefix."
+        ),
+        examples=("argosy checkpoint push checkpoints s3://bucket/runs/one",),
+    ),
+    Verb(
+        "checkpoint pull",
+        "checkpoint pull URL STORE [STEP]",
+        "fetch a checkpoint from an object store; the newest unless a step is named",
+        entry="argosy.cli.objects:pull",
+        options=(
+            Option("--secret FILE", "decrypt with the 32 bytes of this file"),
+            JSON,
+        ),
+        details="Every byte is checked on the way; the checkpoint appears in STORE when it is whole.",
+        examples=("argosy checkpoint pull s3://bucket/runs/one checkpoints 1000",),
     ),
     Verb(
         "checkpoint pin",

@@ -132,3 +132,53 @@ def test_differences_and_exports_are_made_by_a_process_with_torch(store, tmp_pat
     code, out, err = argosy("export", store, 4, "--out", store)
     assert code == 64
     assert "exists" in err
+
+
+def test_checkpoints_are_pushed_listed_verified_and_pulled(store, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32))
+    url, key = f"file://{tmp_path}/far", ("--secret", secret)
+    sent = asked("push", store, url, 2, *key)["checkpoints"]
+    assert [(one["step"], one["is_new"]) for one in sent] == [(2, True)]
+    sent = asked("push", store, url, "--all", *key)["checkpoints"]
+    assert [(one["step"], one["is_new"]) for one in sent] == [
+        (1, True),
+        (2, False),
+        (3, True),
+        (4, True),
+    ]
+    assert "is there already" in argosy("push", store, url, *key)[1]
+    assert [row["step"] for row in asked("ls", url, *key)["checkpoints"]] == [1, 2, 3, 4]
+    code, _, err = argosy("show", url)
+    assert code == 64
+    assert "is encrypted" in err
+    assert asked("show", f"{url}/step-000000003", *key)["path"] == f"{url}/step-000000003"
+    told = asked("verify", url, "--all", *key)
+    assert told["store"] == url
+    assert all(one["is_good"] and one["bytes_read"] for one in told["checkpoints"])
+    assert argosy("pin", url, 1, "--why", "first")[0] == 0
+    assert "pinned: first" in argosy("ls", url, *key)[1]
+    new = tmp_path / "pulled"
+    assert asked("pull", url, new, 3, *key)["step"] == 3
+    assert asked("diff", new, new / "step-000000003", store / "step-000000003")["is_equal"]
+    assert argosy("pull", f"{url}/step-000000001", new, *key)[0] == 0
+    assert [row["step"] for row in asked("ls", new)["checkpoints"]] == [1, 3]
+    # What was pulled into an empty directory goes on with the prefix.
+    assert argosy("push", new, url, 3, *key)[0] == 0
+
+
+def test_addresses_that_cannot_be_meant_are_refused(store, tmp_path):
+    far = tmp_path / "far"
+    assert argosy("ls", f"file://{far}")[0] == 66
+    assert not far.exists()
+    assert argosy("push", store, far)[0] == 64
+    assert argosy("pull", store, far)[0] == 64
+    assert argosy("ls", "ftp://host/x")[0] == 64
+    (far / "writers").mkdir(parents=True)
+    (far / "writers" / "000000001.json").write_text('{"store":"other","run":"seven"}')
+    code, _, err = argosy("push", store, f"file://{far}")
+    assert code == 64
+    assert "the run 'seven'" in err
+    code, _, err = argosy("export", f"file://{far}", 1, "--out", tmp_path / "out")
+    assert code == 66
+    assert "argosy checkpoint pull" in err

@@ -351,6 +351,8 @@ def test_the_wrong_key_and_no_key_are_told(tmp_path):
     with pytest.raises(ConfigError, match="is encrypted") as caught:
         RemoteListing.of(Objects(far.url)).folder(1)
     assert "--secret" in caught.value.fix
+    with pytest.raises(ConfigError, match="is encrypted"):
+        Listing(far.far).folder(1)
     (tmp_path / "short").write_bytes(b"x")
     with pytest.raises(ConfigError, match="has 1 bytes, not 32"):
         RemoteListing.of(Objects(far.url, key=str(tmp_path / "short")))

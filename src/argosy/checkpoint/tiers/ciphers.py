@@ -20,7 +20,6 @@ import argosy
 from argosy.checkpoint import checksums, names, tables
 from argosy.errors import CheckpointDamaged, ConfigError
 
-FEATURE = "aes-256-gcm"
 _MAGIC = b"argosy-aes-gcm-1"
 _SALT_BYTES = 32
 HEADER_BYTES = len(_MAGIC) + _SALT_BYTES
@@ -33,7 +32,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
     format: str = names.FORMAT
     version: int = names.VERSION
-    requires: tuple[str, ...] = (FEATURE,)
+    requires: tuple[str, ...] = (names.ENCRYPTED,)
     step: int
     writer: str = ""
     key: str
@@ -146,7 +145,7 @@ def seal_manifest(secret: Secret, step: int, data: bytes) -> bytes:
 
 def open_manifest(secret: Secret | None, step: int, data: bytes, where: str) -> bytes:
     """The plain manifest in what lies there, which may be plain itself."""
-    if FEATURE.encode() not in data[:256]:
+    if names.ENCRYPTED.encode() not in data[:256]:
         if secret is not None:
             raise ConfigError(
                 f"{where} is not encrypted, and a key was given: anybody may have put it there",

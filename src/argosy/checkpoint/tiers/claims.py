@@ -6,6 +6,7 @@ store on disk takes the identity of the prefix. Needs nothing of the store but p
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
@@ -18,11 +19,12 @@ import msgspec
 from argosy.checkpoint import names
 from argosy.checkpoint.directio import disk_error
 from argosy.checkpoint.tiers.buckets import Bucket
-from argosy.errors import ConfigError
+from argosy.errors import ConfigError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
 _WRITERS = "writers"
 _ATTEMPTS = 5
+_LOOK_SECONDS = 0.1
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +110,26 @@ def newest(bucket: Bucket) -> tuple[Claim | None, int]:
             f"{bucket.url}/{_path(number)} cannot be read",
             fix="see who wrote it; remove it if nobody uploads there",
         )
+
+
+def lock_uploads(store: Path, deadline: float) -> int:
+    """Be the one process of this host that uploads from a store; a session that was killed may have left one that finishes, which is waited for."""
+    path = store / names.UPLOADER
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as failure:
+        raise disk_error(failure, f"{path} cannot be made")
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise TimedOut(
+                    f"another process still uploads from {store}", fix="wait for it, or end it"
+                )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _who(claim: Claim) -> str:

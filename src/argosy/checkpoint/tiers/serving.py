@@ -6,7 +6,6 @@ lock; the next session's waits for it. `python -m argosy.checkpoint.tiers` runs 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import resource
@@ -15,18 +14,15 @@ import time
 import traceback
 from pathlib import Path
 
-from argosy.checkpoint import names
-from argosy.checkpoint.directio import disk_error
 from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.tiers import claims, orders, uploads
 from argosy.checkpoint.tiers.keeping import Keeper
 from argosy.checkpoint.tiers.orders import Answer, Begin, Failed, Progress, Send, Uploaded
 from argosy.checkpoint.tiers.remotes import RemoteListing
 from argosy.checkpoint.writer.pacing import Pace, Rate, lower_priority
-from argosy.errors import ArgosyError, ConfigError, TimedOut
+from argosy.errors import ArgosyError, ConfigError
 
 _LOG = logging.getLogger("argosy.checkpoint")
-_LOOK_SECONDS = 0.1
 
 
 def main() -> int:
@@ -107,7 +103,7 @@ class Serving:
     def _prepared(self, deadline: float) -> tuple[RemoteListing, Keeper]:
         if self._remote is None or self._keeper is None:
             if self._alone < 0:
-                self._alone = _alone(self._store, deadline)
+                self._alone = claims.lock_uploads(self._store, deadline)
             remote = RemoteListing.of(
                 self._objects, patience_seconds=self._objects.deadline_seconds
             )
@@ -115,26 +111,6 @@ class Serving:
             self._claim = claims.claim(remote.bucket, self._store, self._run)
             self._remote, self._keeper = remote, Keeper(remote, self._objects.keep)
         return self._remote, self._keeper
-
-
-def _alone(store: Path, deadline: float) -> int:
-    """Lock the store's uploads: a session that was killed may have left a process that finishes one."""
-    path = store / names.UPLOADER
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as failure:
-        raise disk_error(failure, f"{path} cannot be made")
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise TimedOut(
-                    f"another process still uploads from {store}", fix="wait for it, or end it"
-                )
-        time.sleep(_LOOK_SECONDS)
 
 
 def say(answer: Answer) -> None:

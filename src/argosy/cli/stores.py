@@ -1,0 +1,111 @@
+"""Which store and which checkpoint the words of a command name: a directory, a step of it, or an address of an object store.
+
+Used by the verbs of `argosy checkpoint`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from argosy.checkpoint import names
+from argosy.checkpoint.folders import Folder
+from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.tiers.buckets import Bucket
+from argosy.checkpoint.tiers.ciphers import Secret
+from argosy.checkpoint.tiers.remotes import RemoteListing
+from argosy.cli.arguments import Arguments
+from argosy.errors import ArgosyError, ConfigError, NotFoundError
+
+
+def store_of(arguments: Arguments) -> Listing:
+    """A store that is there, on disk or in an object store."""
+    word = arguments.words[0]
+    return remote_of(arguments, word) if "://" in word else store_on_disk(word)
+
+
+def store_on_disk(word: str) -> Listing:
+    """A directory that is there; a step-… directory stands for its store."""
+    path = Path(word)
+    if not path.is_dir():
+        raise NotFoundError(
+            f"{word} is no directory", fix="give the directory that a run saves into"
+        )
+    if names.step_of(path.absolute().name) is not None:
+        path = path.absolute().parent
+    return Listing(path)
+
+
+def remote_of(arguments: Arguments, word: str, *, is_made: bool = False) -> RemoteListing:
+    """An object store, with the key that `--secret` names."""
+    if "://" not in word:
+        raise ConfigError(
+            f"{word} is no address of an object store",
+            fix="use s3://bucket/prefix, gs://…, az://… or file:///directory",
+        )
+    word = word.rstrip("/")
+    if step_words(word):
+        word = word.rpartition("/")[0]
+    secret = arguments.get("secret")
+    bucket = Bucket(word, is_made=is_made)
+    return RemoteListing(bucket, Secret.read(secret) if secret else None)
+
+
+def step_words(word: str) -> list[str]:
+    """The step that an address or a path ends with."""
+    step = names.step_of(word.rstrip("/").rpartition("/")[2])
+    return [] if step is None else [str(step)]
+
+
+def wanted_step(listing: Listing, words: list[str]) -> int:
+    """The step that was named, or the newest."""
+    return step_of(words[0]) if words else newest_of(listing)
+
+
+def target_of(arguments: Arguments) -> tuple[Listing, int | None]:
+    """The store, and the step that was named: by a word of its own or by its directory."""
+    listing = store_of(arguments)
+    if len(arguments.words) > 1:
+        return listing, step_of(arguments.words[1])
+    return listing, names.step_of(Path(arguments.words[0]).absolute().name)
+
+
+def folder_of(arguments: Arguments) -> Folder:
+    """The checkpoint that was named, or the newest."""
+    listing, step = target_of(arguments)
+    return listing.folder(newest_of(listing) if step is None else step)
+
+
+def directory_of(listing: Listing, word: str) -> Path:
+    """A step of the store, or a directory."""
+    if not word.isdigit() and Path(word).is_dir():
+        return Path(word).absolute()
+    return listing.directory_of(step_of(word)).absolute()
+
+
+def step_of(word: str) -> int:
+    """A step as a number or as the name of its directory."""
+    step = names.step_of(Path(word).name)
+    if step is not None:
+        return step
+    if not word.isdigit():
+        raise ConfigError(f"{word!r} is no step", fix="a step is a whole number, e.g. 1000")
+    return names.check_step(int(word))
+
+
+def newest_of(listing: Listing) -> int:
+    """The newest step; NotFoundError when there is none."""
+    newest = next(iter(listing.candidates()), None)
+    if newest is None:
+        raise NotFoundError(
+            f"{listing.where} has no checkpoint", fix="give the directory that a run saves into"
+        )
+    return newest
+
+
+def bytes_of(listing: Listing, step: int) -> int:
+    """Of all files of a checkpoint; 0 when it cannot be read."""
+    try:
+        with listing.folder(step) as folder:
+            return sum(record.size for record in folder.manifest.files.values())
+    except ArgosyError:
+        return 0
