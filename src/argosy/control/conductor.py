@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from argosy.config.checks import check_spec
-from argosy.config.spec import Submission
+from argosy.config.spec import RunSpec, Submission
 from argosy.control.agentlinks import AgentLinks
 from argosy.control.blobs import Blobs
 from argosy.control.commands import check_room
@@ -29,6 +29,7 @@ from argosy.control.evidence import Evidence
 from argosy.control.expiry import Expiry
 from argosy.control.faults import FaultOrder, check_future
 from argosy.control.home import Cluster
+from argosy.control.placement import num_processes
 from argosy.control.rundirs import make_run_directory, write_end
 from argosy.control.tally import Tally
 from argosy.errors import ClusterError, ConfigError, NotFoundError
@@ -46,6 +47,8 @@ from argosy.protocol.messages import FromController, Hello, Report
 logger = logging.getLogger("argosy.controller")
 T = TypeVar("T")
 _LOG_PATIENCE_SECONDS = 1.0
+_FEW_PROCESSES = 32
+"""A run with more is accepted only after a look at what the hosts can hold."""
 _INLINE_DIRECTORIES = 4
 """Up to so many run directories are made in place; more of them (arrays) in a thread."""
 
@@ -146,6 +149,7 @@ class Conductor:
         await self._check_log()
         await self.wait_for_agent()
         check_room(submission.spec, self.coordinator.placement)
+        await self._check_hosts(submission.spec)
         pinned: list[str] = []
         try:
             env_blob = await self._put_environment(submission.env, pinned)
@@ -243,6 +247,26 @@ class Conductor:
                 f"no agent has connected within {self._agent_wait_seconds:.0f} s",
                 fix=f"see {self.cluster.log('agent')} and {self.cluster.log('keeper')}",
             ) from None
+
+    async def _check_hosts(self, spec: RunSpec) -> None:
+        """ConfigError for a run with more processes than any host can hold now: started one by one, they would fail one by one."""
+        pythons = sum(num_processes(r) for r in spec.roles.values() if r.command is None)
+        commands = sum(num_processes(r) for r in spec.roles.values() if r.command is not None)
+        if pythons + commands <= _FEW_PROCESSES or spec.queued:
+            return
+        data = {"commands": commands, "pythons": pythons}
+        shortage: dict[str, Any] = {}
+        for host in self.links.hosts():
+            try:
+                shortage = await self.links.ask(host, "room", data)
+            except ClusterError as error:
+                logger.info("host %s does not say what room it has: %s", host, error.what)
+                shortage = {}
+            if not shortage:
+                return
+        if shortage:
+            what = f"the run has {pythons + commands} processes; {shortage['what']}"
+            raise ConfigError(what, fix=str(shortage["fix"]))
 
     async def wait_durable(self) -> None:
         """Return when all that has been decided so far is durable. While the disk refuses, or after a second, what is known may be told."""

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from argosy.control.hostroom import find_shortage
 from argosy.control.keeperevents import is_step
 from argosy.control.keeperlink import KeeperLink
 from argosy.control.launchenv import LaunchEnvironments
@@ -107,6 +108,7 @@ class Errands:
             "put_blob": self._put_blob,
             "get_blob": self._get_blob,
             "drop_blob": self._drop_blob,
+            "room": self._room,
             "stacks": self._stacks,
             "halted": self._halted,
             "steps": self._steps,
@@ -144,6 +146,12 @@ class Errands:
         self._environments.forget(str(data["name"]))
         await self._link().ask({"type": "drop_blob", "name": str(data["name"])})
         return {}
+
+    async def _room(self, data: Data) -> Data:
+        commands, pythons, keeper = int(data["commands"]), int(data["pythons"]), self._link().pid
+        loop = asyncio.get_running_loop()
+        shortage = await loop.run_in_executor(None, find_shortage, commands, pythons, keeper)
+        return {} if shortage is None else shortage._asdict()
 
     async def _stacks(self, data: Data) -> Data:
         targets = []

@@ -51,13 +51,14 @@ def need_of(spec: RunSpec) -> Need:
     """Sum of the requests of all processes, spares included."""
     cpus, memory = 0.0, 0
     for role in spec.roles.values():
-        total = _size(role)
+        total = num_processes(role)
         cpus += role.cpu_request * total
         memory += role.memory_request_bytes * total
     return Need(cpus, memory)
 
 
-def _size(role: RoleSpec) -> int:
+def num_processes(role: RoleSpec) -> int:
+    """Members and spares."""
     return role.count + (role.spares if role.gang else 0)
 
 
@@ -144,7 +145,7 @@ class Placement:
         if whole is None and not is_accounted:
             whole = self._order[0][2]
         if whole is not None:
-            return {name: [whole] * _size(role) for name, role in spec.roles.items()}
+            return {name: [whole] * num_processes(role) for name, role in spec.roles.items()}
         free = {
             host: [c.cpus - c.used_cpus, float(c.memory_bytes - c.used_memory)]
             for host, c in self.hosts.items()
@@ -194,7 +195,7 @@ def _spread(
     for name, role in spec.roles.items():
         hosts[name] = []
         position = 0
-        for _ in range(_size(role)):
+        for _ in range(num_processes(role)):
             while position < len(order):
                 room = free[order[position]]
                 if room[0] + SLACK >= role.cpu_request and room[1] >= role.memory_request_bytes:

@@ -202,7 +202,7 @@ class Acknowledge(Message, frozen=True, kw_only=True, tag="acknowledge"):
 class Ask(Message, frozen=True, kw_only=True, tag="ask"):
     """A question or side errand that is not part of the desired state; at most once, may be lost with the link.
 
-    verbs: put_blob {data}, get_blob {name}, drop_blob {name}, stacks {attempts}, steps {attempts}, exec {attempt, argv, tty, env}, signal {attempt, signal}, statistics {}, shutdown {}.
+    verbs: put_blob {data}, get_blob {name}, drop_blob {name}, room {commands, pythons}, stacks {attempts}, steps {attempts}, exec {attempt, argv, tty, env}, signal {attempt, signal}, statistics {}, shutdown {}.
     """
 
     id: int

@@ -82,6 +82,37 @@ def test_a_run_that_no_host_could_ever_hold_is_not_accepted(tmp_path):
     with_conductor(tmp_path, test)
 
 
+def test_a_run_with_more_processes_than_a_host_can_hold_is_refused_at_once(tmp_path):
+    async def test(conductor):
+        asked = []
+
+        async def answer(host, verb, data):
+            if verb == "room":
+                asked.append(data)
+                return {"what": "there is room for 100 more", "fix": "use fewer"}
+            return {}
+
+        async def is_there():
+            pass
+
+        conductor.wait_for_agent = is_there
+        conductor.links.hosts = lambda: ["h"]
+        conductor.links.ask = answer
+        roles = {
+            "a": RoleSpec(command=["true"], count=9000),
+            "b": RoleSpec(script="b.py", count=500, gang=True, spares=4),
+        }
+        with pytest.raises(ConfigError, match="has 9504 processes; there is room for 100") as error:
+            await conductor.submit(Submission(spec=RunSpec(roles=roles)))
+        assert error.value.fix == "use fewer"
+        assert asked == [{"commands": 9000, "pythons": 504}]
+        assert conductor.coordinator.runs == {}
+        await conductor.submit(Submission(spec=RunSpec(roles={"a": RoleSpec(command=["true"])})))
+        assert len(asked) == 1
+
+    with_conductor(tmp_path, test)
+
+
 def test_a_fault_at_a_step_that_is_over_is_refused_by_what_the_agents_have_heard(tmp_path):
     async def test(conductor):
         async def answer(host, verb, data):

@@ -330,6 +330,21 @@ def roots_of_cluster(cluster: str) -> list[tuple[str, str]]:
     return found
 
 
+def process_limits() -> list[tuple[str, int, int]]:
+    """(file, limit, in use) of every cgroup around this process that limits the number of processes."""
+    found = []
+    for directory in (_unified_directory(), _controller_directory("pids")):
+        path = directory
+        while path is not None and os.path.exists(f"{path}/cgroup.procs"):
+            with contextlib.suppress(OSError, ValueError):  # no limit here, or the word `max`
+                limit = int(read_once(f"{path}/pids.max", 64))
+                found.append(
+                    (f"{path}/pids.max", limit, int(read_once(f"{path}/pids.current", 64)))
+                )
+            path = os.path.dirname(path)
+    return found
+
+
 def processes_in(path: str) -> list[Seen]:
     """Live processes of a cgroup and all below it."""
     return _members_of_tree(path, 0)
