@@ -218,7 +218,8 @@ class Follower:
                 self.is_detached = True
                 return
             hard = self._num_interrupts == 2
-            self._say("killing the run" if hard else "stopping the run (Ctrl-C again kills it)")
+            again = "Ctrl-C again kills it, and saves nothing"
+            self._say("killing the run" if hard else f"stopping the run ({again})")
             self._ask_to_stop(hard)
 
     def _ask_to_stop(self, hard: bool) -> None:

@@ -12,6 +12,8 @@ from argosy.cli.progress import Progress
 from argosy.control.submission import RunHandle
 from argosy.errors import ConfigError, NotFoundError
 
+_LOST = "nothing was saved"
+
 
 def stop(arguments: Arguments) -> int:
     """Gracefully: stop signal, grace, then the whole tree."""
@@ -43,7 +45,29 @@ def _end(arguments: Arguments, *, hard: bool) -> int:
     handle = RunHandle(view["run"], view["name"], controller.client)
     with Progress().during(f"waiting for {arguments.word() or view['run']} to end"):
         view = _await_processes(handle, target) if target.role is not None else handle.wait()
-    return _say(arguments, view, f"{arguments.word() or view['run']} {verb}")
+    what = f"{arguments.word() or view['run']} {verb}"
+    return _say(arguments, view, what + _describe_save(controller, view))
+
+
+def _describe_save(controller: Controller, view: dict[str, Any]) -> str:
+    """Where a run that was stopped has saved what it had come to, and how to go on with it; or that it has not."""
+    if view["state"] != "ended":
+        return ""
+    from argosy.analyze.attempts import read_attempts
+    from argosy.analyze.story import resume_command
+    from argosy.cli.why import read_events
+
+    events = read_events(controller, view["run"])
+    facts = {event["fact"]["kind"]: event["fact"] for event in events}
+    saved, submitted = facts.get("run.saved", {}), facts.get("run.submitted", {})
+    attempt = read_attempts(events).by_id.get(saved.get("attempt", ""))
+    text = ""
+    if _LOST in view["reason"]:
+        text = f"; {view['reason'][view['reason'].index(_LOST) :]}"
+    if attempt is not None and saved.get("path"):
+        command = resume_command(submitted, attempt.role, saved["path"])
+        text += f"; step {saved['step']} is saved in {saved['path']}\n  go on: {command}"
+    return text
 
 
 def _resolve_alive(controller: Controller, arguments: Arguments) -> tuple[Target, dict[str, Any]]:

@@ -5,6 +5,7 @@ The trainer's loop is built on this. A call enters the run when it is the first 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,8 @@ class Beside:
         self._view = _LIVE
         """The weights that the model shows."""
         self._has_entered = False
+        self._is_loop_over = False
+        """User code has left its loop over steps, at its end or by `break`."""
 
     def feed(self, step: Step, produce: Produce, *, record: bool) -> None:
         """See Step.feed."""
@@ -91,6 +94,24 @@ class Beside:
                 yield
             finally:
                 self._view = _LIVE
+
+    def save_at_end(self, *, has_failed: bool = False) -> None:
+        """The program has ended: save what it has trained. If it has failed, only when its loop is over: else a replacement goes on with it."""
+        if not self._has_entered or not self.parts.settings.save_at_end:
+            return
+        if not has_failed:
+            self.parts.save_at_end()
+        elif self._is_loop_over:
+            self.parts.save_at_once()
+
+    def _tell_if_done(self, count: int) -> None:
+        """A run that was resumed after its end has nothing left to do: say so, once."""
+        parts = self.parts
+        step, is_new = parts.place()[0], parts.state.current()[0] == 0
+        is_done = parts.run.resume_from is not None and is_new and step >= count
+        if is_done and parts.crew.is_first_living:
+            more = "to train on, ask for more"
+            sys.stderr.write(f"argosy: the run is finished: {step} of {count} steps; {more}\n")
 
     def _enter(self) -> None:
         if not self._has_entered:

@@ -54,6 +54,9 @@ class Gang(Protocol):
     def fail(self, reason: str, *, rank: int | None = None) -> None:
         """Ask for the run to be ended."""
 
+    def entered(self) -> None:
+        """Tell that this process is about to train."""
+
     @property
     def stopping(self) -> bool:
         """Whether this process was asked to stop."""
@@ -100,7 +103,10 @@ class Crew:
 
     @property
     def is_first_living(self) -> bool:
-        """Whether all members before this rank have ended."""
+        """Whether all members before this rank have ended. One that has no place yet leaves the precedence to all who have trained."""
+        if not self.members:
+            own = self.gang.generation, self.gang.rank, os.getpid()
+            return all(row >= own or row[2] == own[2] for row in self.roster.rows())
         ended = self._ended()
         return all(rank in ended for rank in self.members if rank < self.gang.rank)
 
@@ -111,7 +117,7 @@ class Crew:
     def look(self) -> None:
         """Raise Moved or Stopped when this rank must not wait any longer; cheap."""
         self.roster.beat(self.gang.rank)
-        self._check_stop()
+        self.check_stop()
         if self._is_next_ready():
             raise Moved
 
@@ -139,7 +145,7 @@ class Crew:
     def _wait_ready(self, deadline: float) -> None:
         """A newcomer waits for all others of its generation, or for a newer one."""
         while not (self._can_meet() or self._is_next_ready()):
-            self._check_stop()
+            self.check_stop()
             if time.monotonic() >= deadline:
                 raise TimedOut(f"not all ranks are ready for generation {self.gang.generation}")
             time.sleep(_LOOK_SECONDS / 4)
@@ -177,7 +183,8 @@ class Crew:
                 os.close(descriptor)
         self._descriptors = {}
 
-    def _check_stop(self) -> None:
+    def check_stop(self) -> None:
+        """Raise Stopped if a member was asked to stop."""
         if not self.heeds_stops:
             return
         generation = self.gang.generation
@@ -209,7 +216,7 @@ class Crew:
         generation = self.gang.generation
         if self.roster.process_of(generation, self.gang.rank) is None:
             self.roster.enlist(generation, self.gang.rank)
-        self._check_stop()
+        self.check_stop()
         gone = self.gang.lost_in(generation)
         if not self._can_meet():
             return False

@@ -53,6 +53,7 @@ class Parts:
         _check_arguments(model, loss)
         assembly.prepare_numerics(settings)
         _check_ranks(run.gang.world_size, lanes)
+        self._tell_bounds()
         self.feed = _make_feed(data, settings, run.seed)
         self.ahead = Ahead(self.feed, depth=settings.prefetch * lanes)
         self._counted = Counted(self.ahead, settings.counts, lanes)
@@ -118,6 +119,9 @@ class Parts:
             run.writers = lambda: self.transaction.members
         self.transaction.before_failing = self.save_at_once
         self.transaction.before_lanes = self._prepare_batches
+        if self.state.current()[0] > 0:
+            # From here on a wish to stop is heeded: who comes first may be the only one who can save.
+            _ = run.gang.stopping
 
     # --- the committed version ----------------------------------------------------------------
 
@@ -184,8 +188,10 @@ class Parts:
 
     def enter(self) -> None:
         """Take part: from here on others count on this rank."""
+        self.crew.check_stop()
         if self.state.current()[0] > 0:
             self._warm_up()
+        self.run.gang.entered()
         self.transaction.enter()
         self.load_buffers()
         self.restore_state()
@@ -209,26 +215,39 @@ class Parts:
         saves.save_once(
             directory, step, lambda: self._write(directory), lambda: self.crew.is_first_living
         )
+        path = directory / f"step-{step:09d}"
+        if not step or path.exists():
+            self.run.note_saved(step, path if step else None)
+
+    def save_at_end(self) -> None:
+        """Save what this run has trained, on the first of its ranks; the others need not wait."""
+        if self.state.current()[0] and self._is_whole and self.crew.is_first_living:
+            self._write(Path(self.run.directory) / "saves")
 
     def save_at_once(self) -> None:
         """Save what is committed because the run is about to fail; nothing that goes wrong here may hide the cause."""
         directory = Path(self.run.directory) / "saves"
-        # Without recovery what is being made is made in the same memory.
-        is_whole = self.settings.recovery or self.state.making() is None
-        if int(self.committed.ledger["step"]) and is_whole:
+        if int(self.committed.ledger["step"]) and self._is_whole:
             with contextlib.suppress(OSError, ArgosyError):
                 self._write(directory)
 
+    @property
+    def _is_whole(self) -> bool:
+        """Without recovery what is being made is made in the same memory."""
+        return self.settings.recovery or self.state.making() is None
+
     def _write(self, directory: Path) -> None:
-        version, slot = self.state.pin()
+        # Under this rank's own number, also if it has no place in the exchange yet.
+        version, slot = self.state.pin(owner=self.crew.rank)
         try:
             found = self.memories.version(slot)
             # With the state that the turn under way began with: a resume begins that turn again.
             state = self._turns.find(int(found.ledger.get("turn", 0)))
             more = {} if state is None else {"state": state.decode()}
-            saves.save(directory, found, self.facts(), {**found.ledger, **more})
+            path = saves.save(directory, found, self.facts(), {**found.ledger, **more})
+            self.run.note_saved(int(found.ledger["step"]), path)
         finally:
-            self.state.unpin(version)
+            self.state.unpin(version, owner=self.crew.rank)
 
     def facts(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
@@ -286,6 +305,21 @@ class Parts:
             lanes = list(range(self.settings.lanes))
         ahead = range(index, index + self.settings.prefetch + 1)
         self.ahead.expect([(each, lane) for each in ahead for lane in lanes])
+
+    def _tell_bounds(self) -> None:
+        """Let the runtime know how many ranks this trainer can have, and that what it makes outlives them."""
+        settings, gang = self.settings, self.run.gang
+        least, most, why = 1, settings.lanes, f"it has {settings.lanes} lanes for all its life"
+        if not settings.recovery:
+            least = most = gang.world_size
+            why = f"with recovery=False it has the {most} ranks that it began with"
+        gang.bound(
+            least=least,
+            most=most,
+            why=why,
+            keeps_state=settings.recovery,
+            hang_seconds=settings.first_hang_seconds if settings.recovery else 0.0,
+        )
 
     def _find_save(self) -> Path | None:
         if self.run.resume_from is None:

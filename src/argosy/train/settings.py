@@ -45,12 +45,14 @@ class Settings:
     """Whether steps outlive the death of a rank. False: state is updated in place, nobody watches for hangs, and a rank that ends ends the run."""
     audit: bool = True
     """Compute one block of the first step twice, on two ranks, and compare bits; exact mode only."""
+    save_at_end: bool = True
+    """Save what was trained when the program ends, if there is something new; a stop saves always."""
     allow_drift: bool = False
     """Resume although the numerics fingerprint is another one."""
     hang_seconds: float = 1.0
     """A member that does nothing for so long beyond three median steps is taken for hung."""
     first_hang_seconds: float = 300.0
-    """The same while no step is done yet: compilation, warm-up."""
+    """The same while no step is done yet: compilation, warm-up; and how much longer than the others a process may take before it begins to train."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -42,7 +42,9 @@ class Trainer(Beside):
     def steps(self, count: int) -> Iterator[Step]:
         """Steps from the committed one on, until `count` are done."""
         self._enter()
+        self._is_loop_over = False
         try:
+            self._tell_if_done(count)
             while (index := self._next_step()) < count:
                 self.run.step = index
                 self._step = step = Step(self, index)
@@ -54,6 +56,7 @@ class Trainer(Beside):
                     )
             self.run.step = self.step
         finally:
+            self._is_loop_over = True
             self.parts.crew.roster.leave_loop(self.parts.crew.rank)
 
     def compute(self, step: Step, part: int, loss: Loss | None) -> None:

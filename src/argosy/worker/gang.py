@@ -9,6 +9,7 @@ Argosy there is a gang of one. Never imports torch, never tears down a process g
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -184,6 +185,27 @@ class Gang:
         """Report that this process is ready."""
         if self._link is not None:
             self._link.ready()
+
+    def bound(
+        self, *, least: int, most: int, why: str, keeps_state: bool, hang_seconds: float
+    ) -> None:
+        """Report how many ranks this program's trainer can use; whether what it trains outlives them; how long one may prepare beyond what others took (0: for ever)."""
+        if self._link is not None:
+            message = {"say": "bounds", "least": least, "most": most, "why": why}
+            more = {"keeps_state": keeps_state, "hang_seconds": hang_seconds}
+            self._link.say({**message, **more}, stand="bounds")
+
+    def entered(self) -> None:
+        """Report that this process is about to train: from here on its peers see whether it hangs."""
+        if self._link is not None:
+            self._link.say({"say": "enter"}, stand="enter")
+
+    def saved(self, step: int, path: str) -> None:
+        """Report that what the run has come to is saved (without a path: that there was nothing to save); outside Argosy there is only the person to tell."""
+        if self._link is not None:
+            self._link.say({"say": "saved", "step": step, "path": path}, stand="saved")
+        elif path:
+            sys.stderr.write(f"argosy: step {step} is saved in {path}\n")
 
     def suspect(self, rank: int, reason: str, *, pid: int = 0) -> None:
         """Ask the runtime to take the stacks of all ranks, then to kill and reap this one; `lost()` shows when it is done.

@@ -24,7 +24,7 @@ from typing import Any
 
 from argosy.errors import ClusterError, ConfigError
 from argosy.protocol.peerloss import is_peer_loss
-from argosy.worker import births
+from argosy.worker import births, stops
 from argosy.worker.switchboard import Switchboard
 from argosy.worker.upkeep import (
     Action,
@@ -43,10 +43,19 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def keep_house(
-    body: births.Body, *, num_ranks: int, directory: str, environment: Mapping[str, str]
+    body: births.Body,
+    *,
+    num_ranks: int,
+    directory: str,
+    environment: Mapping[str, str],
+    resume: str = "",
 ) -> int:
-    """Run `body` on so many forked ranks until all have ended well or the household gives up; the exit code."""
-    return Household(body, num_ranks, directory, environment).keep()
+    """Run `body` on so many forked ranks until all have ended well or the household gives up; the exit code.
+
+    `resume` is the command that goes on with what was saved, for people.
+    """
+    household = Household(body, num_ranks, directory, environment)
+    return household.keep(resume)
 
 
 @dataclass
@@ -83,7 +92,7 @@ class Household:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._num_stacks = 0
 
-    def keep(self) -> int:
+    def keep(self, resume: str = "") -> int:
         """Start the ranks and stay with them until the end."""
         obstacle = births.find_obstacle()
         if obstacle:
@@ -99,14 +108,14 @@ class Household:
         gc.freeze()
         before = self._listen_to_signals()
         try:
-            self._do(self._upkeep.begin())
+            self._do(self._upkeep.begin(time.monotonic()))
             while not self._upkeep.is_over:
                 self._turn()
         finally:
             self._leave(before)
         end = self._upkeep.end
         assert end is not None
-        return _report(end)
+        return _report(end, resume if self._upkeep.has_saved else "")
 
     def _turn(self) -> None:
         """Wait for something to happen and follow it up."""
@@ -121,7 +130,7 @@ class Household:
         for attempt, exit in sorted(exits, key=lambda pair: is_peer_loss(pair[1].error)):
             self._do(self._upkeep.exited(attempt, exit, time.monotonic()))
         while self._signals:
-            self._do(self._upkeep.interrupted(self._signals.pop(0)))
+            self._do(self._upkeep.interrupted(self._signals.pop(0), time.monotonic()))
         due = self._upkeep.due
         if due is not None and due <= time.monotonic():
             self._do(self._upkeep.passed(time.monotonic()))
@@ -172,7 +181,7 @@ class Household:
         )
 
     def _variables(self, start: Start) -> dict[str, str]:
-        size = self._upkeep.num_ranks
+        size = start.world_size
         variables = {
             births.PARENT: os.getpid(),
             "ARGOSY_RUN": self._run,
@@ -194,6 +203,7 @@ class Household:
             "TORCHELASTIC_USE_AGENT_STORE": False,
             "TORCHELASTIC_RESTART_COUNT": start.generation - 1,
             "TORCHELASTIC_RUN_ID": self._run,
+            **({stops.STOPPING: 1} if start.is_saving else {}),
         }
         return {name: str(value) for name, value in variables.items()}
 
@@ -293,7 +303,7 @@ class Household:
                 file.write(f"{attempt}:\n{error.rstrip()}\n\n")
 
     def _said(self, attempt: str, message: Mapping[str, Any]) -> None:
-        self._do(self._upkeep.said(attempt, message))
+        self._do(self._upkeep.said(attempt, message, time.monotonic()))
 
     def _welcomed(self, attempt: str) -> None:
         for frame in self._upkeep.welcome_frames(attempt):
@@ -358,12 +368,12 @@ class Household:
             held.close()
 
 
-def _report(end: End) -> int:
-    """Show why it ended, the first cause once; the exit code."""
+def _report(end: End, resume: str) -> int:
+    """Show why it ended, the first cause once, and how to go on; the exit code."""
     if end.error:
         sys.stderr.write(end.error if end.error.endswith("\n") else f"{end.error}\n")
     if end.text:
-        _say(end.text)
+        _say(f"{end.text}; go on: {resume}" if end.is_stop and resume else end.text)
     return end.code
 
 

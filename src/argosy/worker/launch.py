@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import re
+import shlex
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ from argosy.worker.sources import digest_sources
 _DEFAULT_LANES = 8
 """More ranks than lanes would have nothing to do."""
 _FAREWELL_SECONDS = 5.0
+INTERRUPTED_CODE = 130
 _NEEDED_BY_RANKS = (
     "torch._dynamo",
     "torch._inductor",
@@ -82,9 +84,16 @@ def _run_here(main: Main, run: Run, *, is_member: bool) -> None:
         os.environ.update(isa.environment(os.environ))
     stops.watch(interrupts=not is_member)
     try:
-        _run_main(main, run, is_watched=True)
+        _run_main(main, run, is_watched=True, resume="" if is_member else _resume_words(run))
     except REFUSALS as error:
+        _discard_if_unused(run)
         _refuse(error, is_member=is_member)
+    except KeyboardInterrupt:
+        if is_member or not stops.is_asked():
+            raise
+        saved = "nothing was saved" if run.last_saved is None else f"saved: step {run.last_saved}"
+        sys.stderr.write(f"argosy: stopped at once; {saved}\n")
+        sys.exit(INTERRUPTED_CODE)
     finally:
         stops.forget()
 
@@ -104,18 +113,23 @@ def _keep_house(main: Main, run: Run, num_ranks: int) -> int:
     }
     sys.stderr.write(f"argosy: {num_ranks} ranks, {run.directory}\n")
     try:
-        return keep_house(
+        code = keep_house(
             lambda: _run_main(main, run),
             num_ranks=num_ranks,
             directory=str(run.directory),
             environment=environment,
+            resume=_resume_words(run),
         )
     except ArgosyError as error:
+        _discard_if_unused(run)
         _refuse(error, is_member=False)
+    if code in {refusal.exit_code for refusal in REFUSALS}:
+        _discard_if_unused(run)
+    return code
 
 
-def _run_main(main: Main, run: Run, *, is_watched: bool = False) -> None:
-    """The user's program on this rank, with its threads and seeds."""
+def _run_main(main: Main, run: Run, *, is_watched: bool = False, resume: str = "") -> None:
+    """The user's program on this rank, with its threads and seeds. `resume` is what to tell a person who has stopped it."""
     import torch
 
     from argosy.train.seeds import seed_all
@@ -131,8 +145,31 @@ def _run_main(main: Main, run: Run, *, is_watched: bool = False) -> None:
             main(run, run.config)
     except SystemExit as left:
         if left.code == LEFT_CODE and stops.is_asked():
+            if resume:
+                how = f"go on: {resume}" if run.last_saved else "there was nothing to save"
+                sys.stderr.write(f"argosy: stopped; {how}\n")
             stops.die()
+        run.finish(has_failed=bool(left.code))
         raise
+    except Exception:  # the user's program: what it has trained is not lost, if its loop is over
+        run.finish(has_failed=True)
+        raise
+    run.finish()
+
+
+def _resume_words(run: Run) -> str:
+    """The command that goes on with this run."""
+    program = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
+    directory = run.directory
+    with contextlib.suppress(ValueError):
+        directory = directory.relative_to(Path.cwd())
+    return shlex.join(["python", *program, "--resume", str(directory)])
+
+
+def _discard_if_unused(run: Run) -> None:
+    """What was refused before it did anything leaves nothing behind."""
+    if run.is_new:
+        records.discard_unused(run.directory)
 
 
 def _make_run(config_type: type[Any] | None, options: Options, *, is_member: bool) -> Run:
@@ -161,8 +198,8 @@ def _make_run(config_type: type[Any] | None, options: Options, *, is_member: boo
     }
     if before:
         _note_changes(before, record, options)
-    directory = _settle_directory(name, options, record, is_member=is_member)
-    return Run(
+    directory, is_new = _settle_directory(name, options, record, is_member=is_member)
+    run = Run(
         name=name,
         directory=directory,
         config=config,
@@ -171,6 +208,8 @@ def _make_run(config_type: type[Any] | None, options: Options, *, is_member: boo
         resume_from=Path(options.resume).absolute() if options.resume else None,
         allows_drift="drift" in options.allowed,
     )
+    run.is_new = is_new
+    return run
 
 
 def _note_changes(before: records.Record, record: records.Record, options: Options) -> None:
@@ -186,8 +225,10 @@ def _note_changes(before: records.Record, record: records.Record, options: Optio
 
 def _settle_directory(
     name: str, options: Options, record: records.Record, *, is_member: bool
-) -> Path:
+) -> tuple[Path, bool]:
+    """The run's directory, with its record, and whether it was made here."""
     given = os.environ.get("ARGOSY_RUN_DIRECTORY") if is_member else None
+    is_new = False
     if given:
         directory = Path(given)
         records.write_first(directory, record)
@@ -195,9 +236,10 @@ def _settle_directory(
         directory = Path(options.resume).absolute()
         records.write_changed(directory, record)
     else:
+        is_new = not (options.directory and Path(options.directory).exists())
         directory = records.make_directory(name, options.directory)
         records.write_first(directory, record)
-    return directory
+    return directory, is_new
 
 
 def _refuse(error: ArgosyError, *, is_member: bool) -> NoReturn:

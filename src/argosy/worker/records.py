@@ -7,6 +7,7 @@ first one's. The format: docs/reference/launch.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -86,6 +87,18 @@ def write_changed(directory: Path, record: Record) -> None:
     draft = directory / f"config.json.{os.getpid()}"
     _write(draft, record)
     draft.replace(config_path(directory))
+
+
+def discard_unused(directory: Path) -> None:
+    """Remove the directory of a run in which nothing has happened yet: one with more in it than its record stays."""
+    with contextlib.suppress(OSError):
+        left = [path.name for path in directory.iterdir()]
+        if set(left) <= {"config.json", "errors.txt"}:
+            for name in left:
+                (directory / name).unlink()
+            directory.rmdir()
+            if directory.parent == Path("runs").absolute():
+                directory.parent.rmdir()  # if there are no others
 
 
 def find_differences(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:

@@ -45,11 +45,16 @@ class Run:
         """The directory of the run that this one goes on with; None: it begins anew."""
         self.allows_drift = allows_drift
         """Whether it may go on under another numerics fingerprint."""
+        self.is_new = False
+        """Whether this process, or the one it was forked from, has made the directory."""
         self.state = State()
         self.step: int | None = None
         """The step in progress, set by the trainer; measurements and side effects are dated by it."""
         self.writers: Callable[[], Iterable[int]] | None = None
         """The ranks of which the lowest living one writes, set by a trainer in whose steps not all take part; None: all."""
+        self.last_saved: int | None = None
+        """The step that this process knows to be saved."""
+        self._trainer: Trainer | None = None
         self._journal = Journal(directory / "metrics.jsonl")
         self._calls: dict[str, int] = {}
         self._calls_step: int | None = None
@@ -57,6 +62,18 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {str(self.directory)!r})"
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the ranks; it may change when the gang is resized or goes on without a member."""
+        joined = gangs.joined()
+        return int(os.environ.get("RANK", "0")) if joined is None else joined.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are; it may change, too."""
+        joined = gangs.joined()
+        return int(os.environ.get("WORLD_SIZE", "1")) if joined is None else joined.world_size
 
     @property
     def gang(self) -> gangs.Gang:
@@ -67,7 +84,18 @@ class Run:
         """A trainer of this run; see `argosy.train.trainer.Trainer` for the arguments."""
         from argosy.train.trainer import Trainer
 
-        return Trainer(self, **arguments)
+        self._trainer = Trainer(self, **arguments)
+        return self._trainer
+
+    def finish(self, *, has_failed: bool = False) -> None:
+        """Called when `main` has returned, or has raised: what was trained is saved, on one rank, if its loop is over."""
+        if self._trainer is not None:
+            self._trainer.save_at_end(has_failed=has_failed)
+
+    def note_saved(self, step: int, path: Path | None) -> None:
+        """The trainer has saved, here or on another rank, or had no step to save: the runtime and the person are told."""
+        self.last_saved = self.last_saved if path is None else step
+        self.gang.saved(step, "" if path is None else str(path))
 
     def log(self, *, step: int | None = None, **values: Any) -> None:
         """Print the values and append them to `metrics.jsonl`, on one rank; dated by the trainer's step unless one is given."""

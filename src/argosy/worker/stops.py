@@ -1,7 +1,8 @@
 """Being asked to leave: SIGTERM from the runtime, and Ctrl-C where no runtime stands between the terminal and the program.
 
 `watch()` is called once by `launch` in the main thread of a rank; the trainer polls `is_asked()` through `gang.stopping`. Until
-somebody has polled, nobody would save anything: then the signal does what it does in any program.
+somebody has polled, nobody would save anything: then the signal does what it does in any program. A process that the runtime starts only
+to save what others have left is asked from the beginning, by ARGOSY_STOPPING.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import signal
 import sys
 from types import FrameType
 
+STOPPING = "ARGOSY_STOPPING"
+_SAYS = b"argosy: saving what is committed (Ctrl-C again stops without saving)\n"
+
 _is_asked = False
 _is_polled = False
 
 
 def watch(*, interrupts: bool = False) -> None:
     """Remember SIGTERM instead of dying of it, once somebody polls; with `interrupts` also SIGINT."""
+    global _is_asked
+    _is_asked = _is_asked or bool(os.environ.get(STOPPING))
     signal.signal(signal.SIGTERM, _ask)
     if interrupts:
         signal.signal(signal.SIGINT, _ask)
@@ -53,4 +59,7 @@ def _ask(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGTERM and not _is_polled:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
+    if number == signal.SIGINT:
+        # Not through sys.stderr: the signal may come in the middle of one of its writes.
+        os.write(2, _SAYS)
     _is_asked = True

@@ -2,7 +2,8 @@
 
 Events go in (`exited`, `said`, `interrupted`, `passed`), actions come out; `household` carries them out. The rules are those of a
 cluster: a member that joined keeps its process when another dies, all others are ended and started again with it; a generation
-is formed when everybody who left the one before is reaped; failures of the program have a small budget, those of the host a large one.
+is formed when everybody who left the one before is reaped; failures of the program have a small budget, those of the host a large one;
+what was trained is saved when it is stopped, also if nobody is left to do so (savings.py).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.config.spec import Budget
-from argosy.errors import InvariantError
+from argosy.errors import LEFT_CODE, InvariantError
 from argosy.protocol.lastwords import describe_repeats, last_words, why_hopeless
 from argosy.protocol.peerloss import is_peer_loss
+from argosy.worker.savings import Entries, Training
 
 SIGINT, SIGKILL, SIGTERM = 2, 9, 15
 _BUDGET = Budget()
@@ -36,6 +38,9 @@ class Start:
     attempt: str
     rank: int
     generation: int
+    world_size: int = 1
+    is_saving: bool = False
+    """Only to save what the others have left."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class End:
     """Why it failed; empty when it did not."""
     error: str = ""
     """The first cause's traceback, if it had one."""
+    is_stop: bool = False
+    """It was asked for."""
 
 
 Action = Start | Tell | Signal | TakeStacks | Announce | End
@@ -114,10 +121,13 @@ class Member:
     attempt: str
     rank: int
     generation: int
+    started_at: float = 0.0
     places: dict[int, int] = field(default_factory=dict)
     """Its rank in each of the newest generations that it was a member of."""
     exit: Exit | None = None
     has_joined: bool = False
+    has_entered: bool = False
+    """Its trainer takes part: its peers see whether it hangs."""
     has_progressed: bool = False
     killed_for: str = ""
     """Why the household itself killed it: `hang`, or `others` when it could not stay without them."""
@@ -132,8 +142,6 @@ class Upkeep:
         self.generation = 0
         self.members: dict[int, Member] = {}
         """The newest start of each rank."""
-        self.due: float | None = None
-        """When `passed` wants to be called."""
         self.end: End | None = None
         """How the household will end; once set nobody is started any more."""
         self.is_over = False
@@ -157,12 +165,29 @@ class Upkeep:
         self._bad_exits: dict[int, Exit] = {}
         """Of each rank the first one that did not end well."""
         self._story: list[str] = []
+        self._retry_at: float | None = None
+        """When the next generation may be formed."""
+        self._entries = Entries()
+        self._training = Training()
+
+    @property
+    def due(self) -> float | None:
+        """When `passed` wants to be called."""
+        times = [] if self._retry_at is None else [self._retry_at]
+        if self.end is None and not self._stop_signal:
+            times += [at for at, _ in self._expected()]
+        return min(times, default=None)
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether there is a save to go on with."""
+        return self._training.saved is not None
 
     # --- events -----------------------------------------------------------------------------------
 
-    def begin(self) -> list[Action]:
+    def begin(self, at: float = 0.0) -> list[Action]:
         """Form the first generation."""
-        return self._form()
+        return self._form(at)
 
     def exited(self, attempt: str, exit: Exit, at: float) -> list[Action]:
         """A process has ended and is reaped; whatever it had said was given to `said` before."""
@@ -172,13 +197,15 @@ class Upkeep:
         member.exit = exit
         if not exit.is_well and not member.killed_for:
             self._bad_exits.setdefault(member.rank, exit)
+        if self._stop_signal and exit.code not in (None, LEFT_CODE):
+            self._training.is_closed = True  # it has finished, or has failed to save and says why
         frame = self.peer_frame(member)
         actions: list[Action] = [Tell(other.attempt, frame) for other in self._living()]
         if self.end is None and not self._stop_signal and not exit.is_well:
             actions += self._count(member, at)
         return actions + self._go_on(at)
 
-    def said(self, attempt: str, message: Mapping[str, Any]) -> list[Action]:
+    def said(self, attempt: str, message: Mapping[str, Any], at: float = 0.0) -> list[Action]:
         """A process said something over its link."""
         member = self._member(attempt, f"said {attempt} {message.get('say')}")
         what = message.get("say")
@@ -186,7 +213,10 @@ class Upkeep:
             member.has_joined = self._can_join = True
         elif what == "step":
             member.has_progressed = True
+            self._training.note_step(message.get("step"))
             self._last_words, self._words_at, self._fruitless = "", 0, 0
+        elif what in ("bounds", "enter", "saved"):
+            return self._note_training(member, message, at)
         elif what == "suspect":
             return self._suspect(message)
         elif what == "fail" and self.end is None:
@@ -203,15 +233,33 @@ class Upkeep:
             return self._finish(End(code, f"the run cannot succeed: {reason}", cause))
         return []
 
-    def interrupted(self, number: int) -> list[Action]:
+    def _note_training(self, member: Member, message: Mapping[str, Any], at: float) -> list[Action]:
+        """What a member's trainer says of itself."""
+        if message["say"] == "bounds":
+            self._training.keeps_state = bool(message.get("keeps_state"))
+            self._entries.note_bounds(message)
+        elif message["say"] == "enter":
+            member.has_entered = self._training.has_entered = True
+            self._entries.note_entry(at, at - member.started_at)
+        else:
+            said = self._training.note_save(message, is_stopping=bool(self._stop_signal))
+            return [Announce(said)] if said else []
+        return []
+
+    def interrupted(self, number: int, at: float = 0.0) -> list[Action]:
         """A person or the system asks the household to stop: first gently, then at once."""
         self._remember(f"interrupted {number}")
         living = self._living()
         if self._stop_signal:
+            self._training.is_closed = True
             return [Signal(member.attempt, SIGKILL) for member in living]
         self._stop_signal = number
-        actions: list[Action] = [Signal(member.attempt, SIGTERM) for member in living]
-        return actions + self._go_on(0.0)
+        again = "Ctrl-C again" if number == SIGINT else "a second signal"
+        what = "saving what is committed" if self._training.steps else "stopping"
+        than = "without saving" if self._training.steps else "at once"
+        actions: list[Action] = [Announce(f"{what} ({again} stops {than})")]
+        actions += [Signal(member.attempt, SIGTERM) for member in living]
+        return actions + self._go_on(at)
 
     def passed(self, at: float) -> list[Action]:
         """The time `due` has come."""
@@ -256,10 +304,17 @@ class Upkeep:
             return []
         living = self._living()
         if self.end is not None or self._stop_signal:
-            self.due = None
-            return [] if living else self._close(self.end or self._stopped())
+            self._retry_at = None
+            if living:
+                return []
+            if self.end is None and self._training.needs_saver:
+                return self._start_saver(at)
+            return self._close(self.end or self._stopped())
         if all(member.exit is not None and member.exit.is_well for member in self.members.values()):
             return self._close(End(0))
+        overdue = self._end_overdue(at)
+        if overdue:
+            return overdue
         if not any(member.exit is not None and not member.exit.is_well for member in self._all()):
             return []
         staying = [m for m in living if m.has_joined or self._can_join]
@@ -267,14 +322,14 @@ class Upkeep:
             return [self._end_for_others(m) for m in living if not (m.has_joined or m.killed_for)]
         if any(member.killed_for for member in living):
             return []  # its end is awaited first: a generation begins when all who leave are reaped
-        if self.due is not None and at < self.due:
+        if self._retry_at is not None and at < self._retry_at:
             return []
-        return self._form()
+        return self._form(at)
 
-    def _form(self) -> list[Action]:
+    def _form(self, at: float) -> list[Action]:
         """The next generation: survivors are told, all other places get a new process."""
         self.generation += 1
-        self.due = None
+        self._retry_at = None
         actions: list[Action] = []
         for rank in range(self.num_ranks):
             member = self.members.get(rank)
@@ -285,12 +340,42 @@ class Upkeep:
                     del member.places[min(member.places)]
                 actions.append(Tell(member.attempt, self.reform_frame(member)))
             else:
-                self._num_starts += 1
-                attempt = f"{self.run}-{rank}-{self._num_starts}"
-                places = {self.generation: rank}
-                self.members[rank] = Member(attempt, rank, self.generation, places)
-                actions.append(Start(attempt, rank, self.generation))
+                new = self._enroll(rank, at)
+                actions.append(Start(new.attempt, rank, self.generation, self.num_ranks))
         self._remember(f"formed {self.generation}")
+        return actions
+
+    def _enroll(self, rank: int, at: float) -> Member:
+        """A new process for a rank of the present generation."""
+        self._num_starts += 1
+        attempt = f"{self.run}-{rank}-{self._num_starts}"
+        places = {self.generation: rank}
+        self.members[rank] = Member(attempt, rank, self.generation, at, places)
+        return self.members[rank]
+
+    def _start_saver(self, at: float) -> list[Action]:
+        """Nobody is left who could save: one process, alone, finds the state, saves it and leaves."""
+        self._training.is_closed = True
+        self.generation += 1
+        new = self._enroll(0, at)
+        self._remember(f"saver {new.attempt}")
+        return [Start(new.attempt, 0, self.generation, 1, is_saving=True)]
+
+    def _expected(self) -> list[tuple[float, Member]]:
+        """When each member that has not come to train should have."""
+        late = [m for m in self._living() if not (m.has_entered or m.killed_for)]
+        found = ((self._entries.expected_at(member.started_at), member) for member in late)
+        return [(at, member) for at, member in found if at is not None]
+
+    def _end_overdue(self, at: float) -> list[Action]:
+        """A member that hangs before it trains is known to no peer: it is killed here."""
+        actions: list[Action] = []
+        for member in [member for due, member in self._expected() if due <= at]:
+            member.killed_for = "hang"
+            seconds = at - member.started_at
+            reason = f"rank {member.rank} has not come to train in {seconds:.0f} s, as others have"
+            kill = Signal(member.attempt, SIGKILL)
+            actions += [TakeStacks(reason), Announce(f"{reason}; it is killed"), kill]
         return actions
 
     def _count(self, member: Member, at: float) -> list[Action]:
@@ -317,7 +402,7 @@ class Upkeep:
         self._fruitless += 1
         if self._fruitless > self.num_ranks:
             wait = _FIRST_WAIT_SECONDS * 2.0 ** min(10, self._fruitless - self.num_ranks)
-            self.due = at + min(wait, _MOST_WAIT_SECONDS)
+            self._retry_at = at + min(wait, _MOST_WAIT_SECONDS)
         return [Announce(f"{who}; it is started again")]
 
     def _why_hopeless(self, member: Member) -> str:
@@ -367,7 +452,7 @@ class Upkeep:
     def _finish(self, end: End) -> list[Action]:
         """End all that live; the household is over when they are reaped."""
         self.end = end
-        self.due = None
+        self._retry_at = None
         living = self._living()
         if not living:
             return self._close(end)
@@ -380,7 +465,8 @@ class Upkeep:
             if exit is not None and exit.code and exit.error:
                 who = f"rank {member.rank} {exit.describe()}"
                 return End(exit.code, f"{who}; it had been asked to stop", exit.error)
-        return End(128 + self._stop_signal, "stopped")
+        text = f"stopped{self._training.describe_loss()}"
+        return End(128 + self._stop_signal, text, is_stop=True)
 
     def _close(self, end: End) -> list[Action]:
         exit = None if self._blamed is None else self._bad_exits.get(self._blamed)

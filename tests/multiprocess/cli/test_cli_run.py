@@ -112,7 +112,7 @@ def test_ctrl_c_stops_gracefully_and_says_so(argosy):
     client.interrupt()
     assert client.end() != 0
     assert "cleaned up" in client.out
-    assert "argosy: stopping the run (Ctrl-C again kills it)" in client.err
+    assert "argosy: stopping the run (Ctrl-C again kills it, and saves nothing)" in client.err
 
 
 def test_ctrl_c_twice_kills(argosy):

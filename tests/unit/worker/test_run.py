@@ -246,3 +246,29 @@ def test_measurements_that_cannot_be_written_do_not_stop_the_program(tmp_path, c
     (tmp_path / "absent").mkdir()
     journal.note({"x": 1}, step=3, is_writer=True)
     assert [line["step"] for line in read_lines(journal.path)] == [3]
+
+
+def test_rank_and_size_are_known_without_joining_and_follow_the_gang(run, monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert (run.rank, run.world_size) == (2, 3)
+    assert gang.joined() is None
+    member = gang.Gang(None)
+    monkeypatch.setattr(gang, "_joined", member)
+    member.rank, member.world_size = 1, 2
+    assert (run.rank, run.world_size) == (1, 2)
+
+
+def test_a_directory_in_which_nothing_happened_is_removed_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    used, unused = (records.make_directory(name, "") for name in ("used", "unused"))
+    for directory in (used, unused):
+        (directory / "config.json").write_text("{}")
+    (used / "metrics.jsonl").write_text("")
+    records.discard_unused(used)
+    records.discard_unused(unused)
+    assert list((tmp_path / "runs").iterdir()) == [used]
+    given = records.make_directory("given", "deep/er")
+    records.discard_unused(given)
+    assert (tmp_path / "deep").is_dir()
+    assert not given.exists()

@@ -266,7 +266,7 @@ def test_asked_to_stop_nobody_is_started_again_and_asked_twice_all_are_killed():
     world = World(2)
     world.join_all()
     asked = world.upkeep.interrupted(SIGINT)
-    assert {action.number for action in asked} == {15}
+    assert {action.number for action in asked if isinstance(action, Signal)} == {15}
     world.exit(world.of(1), KILLED)
     assert world.generation == 1
     assert world.upkeep.interrupted(SIGINT) == [Signal(world.of(0), SIGKILL)]
@@ -360,3 +360,99 @@ def test_only_the_newest_places_of_a_long_life_are_told():
     frame = world.upkeep.welcome_frames(world.of(0))[-1]
     assert frame["message"]["generation"] == world.generation == 21
     assert sorted(world.upkeep.members[0].places) == list(range(6, 22))
+
+
+# --- training ---------------------------------------------------------------------------------------
+
+
+BOUNDS = {"say": "bounds", "least": 1, "most": 8, "keeps_state": True, "hang_seconds": 10.0}
+
+
+def training(num_ranks=2, **more):
+    """A world whose members have made three steps."""
+    world = World(num_ranks)
+    world.join_all()
+    for attempt in list(world.living):
+        world.say(attempt, **{**BOUNDS, **more})
+        world.say(attempt, say="enter")
+    world.say(world.of(0), say="step", step=3)
+    return world
+
+
+def vanish(world):
+    """All living die before they can save; what follows."""
+    actions = []
+    for attempt in list(world.living):
+        del world.living[attempt]
+        actions = world.upkeep.exited(attempt, KILLED, 0.0)
+    return actions
+
+
+def said_by(actions):
+    return [action.text for action in actions if isinstance(action, Announce)]
+
+
+def test_nobody_being_left_to_save_one_process_is_started_that_does():
+    world = training()
+    (said,) = said_by(world.upkeep.interrupted(SIGINT))
+    assert said == "saving what is committed (Ctrl-C again stops without saving)"
+    (start,) = vanish(world)
+    assert (start.rank, start.world_size, start.is_saving, start.generation) == (0, 1, True, 2)
+    actions = world.upkeep.said(start.attempt, {"say": "saved", "step": 3, "path": "/p/step-3"})
+    assert said_by(actions) == ["step 3 is saved in /p/step-3"]
+    (end,) = world.upkeep.exited(start.attempt, Exit(None, 15), 0.0)
+    assert (end.code, end.text, end.is_stop) == (130, "stopped", True)
+    assert world.upkeep.has_saved
+
+
+def test_a_save_is_told_once_and_by_those_that_stop_themselves():
+    world = training()
+    world.do(world.upkeep.interrupted(SIGINT))
+    save = {"say": "saved", "step": 3, "path": "/p"}
+    told = [said_by(world.upkeep.said(attempt, save)) for attempt in list(world.living)]
+    assert sorted(map(len, told)) == [0, 1]
+    for attempt in list(world.living):
+        world.exit(attempt, Exit(None, 15))
+    assert world.end == End(130, "stopped", is_stop=True)
+
+
+def test_a_second_interrupt_ends_all_and_says_what_is_lost():
+    world = training()
+    world.do(world.upkeep.interrupted(SIGINT))
+    world.do(world.upkeep.interrupted(SIGINT))
+    for attempt in list(world.living):
+        world.exit(attempt, KILLED)
+    assert world.end.text == "stopped; nothing was saved, 3 steps are lost"
+
+
+@pytest.mark.parametrize("code", [1, 0])
+def test_nobody_is_started_to_save_what_could_not_be_saved_or_what_is_finished(code):
+    world = training()
+    world.do(world.upkeep.interrupted(SIGINT))
+    world.exit(world.of(0), Exit(code, None))
+    world.exit(world.of(1), Exit(143, None))
+    assert world.end is not None
+
+
+def test_state_that_ends_with_its_ranks_is_not_looked_for():
+    world = training(keeps_state=False)
+    world.upkeep.interrupted(SIGINT)
+    (end,) = vanish(world)
+    assert "nothing was saved" in end.text
+
+
+def test_a_member_that_never_comes_to_train_is_killed_and_replaced():
+    world = World(2)
+    world.join_all()
+    late, early = world.of(1), world.of(0)
+    world.do(world.upkeep.said(early, BOUNDS, 2.0))
+    assert world.upkeep.due is None, "nobody knows yet how long it takes"
+    world.do(world.upkeep.said(early, {"say": "enter"}, 2.0))
+    assert world.upkeep.due == 2.0 + 10.0 + 3 * 2.0
+    world.do(world.upkeep.passed(17.9))
+    assert not world.doomed
+    world.do(world.upkeep.passed(18.0))
+    assert world.doomed == {late}
+    assert said_by(world.said)[-1].startswith("rank 1 has not come to train in 18 s, as others")
+    world.exit(late, KILLED, 18.0)
+    assert world.of(1) != late

@@ -1,0 +1,82 @@
+"""What a household knows of its ranks' training: how far it is, what is saved, how long a member may take to begin. Pure.
+
+Part of upkeep.py, which asks here whether a stop needs a process that saves what the others have left, what to tell the person, and
+when a member that never comes to train is taken for hung.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_STARTS = 3.0
+"""A member may take so many times as long as the slowest one, and `hang_seconds` more."""
+
+
+class Training:
+    """Steps and saves, as they are told."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """The newest that was heard of; 0: none is done."""
+        self.has_entered = False
+        """A member has come to train: it may have made a step of which it could not tell any more."""
+        self.keeps_state = False
+        """What was trained is in the household's memory: any rank can save it."""
+        self.saved: tuple[int, str] | None = None
+        self.is_closed = False
+        """Nobody needs to be started to save: one was, or it cannot be, or the person does not want it."""
+        self._has_saved = False
+        """Since it is being stopped."""
+
+    def note_step(self, step: object) -> None:
+        """So many are done."""
+        if isinstance(step, int):
+            self.steps = max(1, step)
+
+    def note_save(self, message: Mapping[str, Any], *, is_stopping: bool) -> str:
+        """A rank says that a step is saved, or that there was none to save; what to tell the person, once."""
+        self._has_saved = self._has_saved or is_stopping
+        save = (int(message.get("step") or 0), str(message.get("path") or ""))
+        if not save[1] or save == self.saved:
+            return ""
+        self.saved = save
+        return f"step {save[0]} is saved in {save[1]}"
+
+    @property
+    def needs_saver(self) -> bool:
+        """Whether all have ended without a save, although what they trained is still there."""
+        return self.has_entered and self.keeps_state and not (self._has_saved or self.is_closed)
+
+    def describe_loss(self) -> str:
+        """What a stop has cost, as the end of a sentence."""
+        if self._has_saved or not self.steps:
+            return ""
+        if self.saved is None:
+            return f"; nothing was saved, {self.steps} steps are lost"
+        return f"; nothing was saved after step {self.saved[0]}"
+
+
+class Entries:
+    """How long members took to come to their loops."""
+
+    def __init__(self) -> None:
+        self._first_at: float | None = None
+        self._slowest = 0.0
+        self._hang_seconds = 0.0
+
+    def note_bounds(self, message: Mapping[str, Any]) -> None:
+        """What a trainer says of itself."""
+        seconds = message.get("hang_seconds")
+        self._hang_seconds = float(seconds) if isinstance(seconds, int | float) else 0.0
+
+    def note_entry(self, at: float, seconds: float) -> None:
+        """A member has come to its loop, so long after its start."""
+        self._first_at = at if self._first_at is None else self._first_at
+        self._slowest = max(self._slowest, seconds)
+
+    def expected_at(self, started_at: float) -> float | None:
+        """When one that was started then should have, too; None: nobody has yet, or it may take as long as it wants."""
+        if self._first_at is None or not self._hang_seconds:
+            return None
+        return max(started_at, self._first_at) + self._hang_seconds + _STARTS * self._slowest
