@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from argosy.checkpoint import trees
 from argosy.checkpoint.books import Book, decoded
 from argosy.checkpoint.opened import Opened
 from argosy.errors import ConfigError, MismatchError
-from argosy.move.placements import buffers, like
+from argosy.move.placements import buffers, is_dtensor, like
 
 
 class OptimizerState:
@@ -138,7 +137,7 @@ def _room(shape: torch.Size, dtype: torch.dtype, parameter: torch.Tensor) -> tor
     """Memory for a member: laid out as its parameter when it has its shape."""
     if shape != parameter.shape:
         return torch.zeros(shape, dtype=dtype)
-    if isinstance(parameter, DTensor):
+    if is_dtensor(parameter):
         (local,) = buffers(parameter)
         return like(parameter.detach(), torch.zeros_like(local, dtype=dtype))
     return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)

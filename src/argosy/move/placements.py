@@ -6,17 +6,19 @@ of torch without a promise (a contract test looks after it). Reads metadata only
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from argosy.errors import ArgosyError, ConfigError, MismatchError, NoRoute
 from argosy.move.boxes import Box, Cut, Held, Owner, TensorSpec, held_by, sharded, whole
 from argosy.move.mapping import has_overlap
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 PRIVATE_TORCH = ("torch.distributed.tensor.placement_types._StridedShard",)
 """Names that torch may change without notice."""
@@ -59,6 +61,12 @@ def check_states(source: object, destination: object) -> None:
             )
 
 
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Whether a tensor is distributed; whoever has not imported them, which takes most of a second, has none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 def describe(name: str, value: object, *, is_destination: bool) -> Local:
     """What this process holds of a tensor; refuses what cannot be moved, by name."""
     if isinstance(value, Pieces):
@@ -68,7 +76,7 @@ def describe(name: str, value: object, *, is_destination: bool) -> Local:
             f"{name} is a {type(value).__name__}, not a tensor",
             fix="put tensors, DTensors or move.Pieces into the state; send plain values by yourself",
         )
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
         return _describe_dtensor(name, value, is_destination)
     _check_tensor(name, value, is_destination)
     held = whole(tuple(value.shape), value.stride())
@@ -80,15 +88,15 @@ def buffers(value: Value) -> list[torch.Tensor]:
     if isinstance(value, Pieces):
         return [tensor.detach() for _, tensor in value.parts]
     with torch.no_grad():
-        local = value.to_local() if isinstance(value, DTensor) else value
+        local = value.to_local() if is_dtensor(value) else value
     return [local.detach()]
 
 
 def like(value: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """A tensor laid out as `value` over other local memory."""
-    if not isinstance(value, DTensor):
+    if not is_dtensor(value):
         return local
-    return DTensor.from_local(
+    return type(value).from_local(
         local,
         value.device_mesh,
         value.placements,
@@ -128,7 +136,7 @@ def spec_of(name: str, tensor: torch.Tensor, hosts: Sequence[str] | None = None)
     A plain tensor is held whole by rank 0. `hosts[rank]` is a rank's host; one host without it.
     """
     shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         owner = Owner(0, hosts[0] if hosts else "", whole(shape))
         return TensorSpec(name=name, shape=shape, dtype=dtype, owners=(owner,))
     mesh = tensor.device_mesh
@@ -170,6 +178,9 @@ def _describe_dtensor(name: str, value: DTensor, is_destination: bool) -> Local:
 
 
 def _cuts(name: str, tensor: DTensor) -> list[Cut]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     found = []
     for placement in tensor.placements:
         if isinstance(placement, _StridedShard):
