@@ -23,6 +23,7 @@ _PUBLIC = {
     "Trainer": ("argosy.train.trainer", "Trainer"),
     "Settings": ("argosy.train.settings", "Settings"),
     "Guard": ("argosy.train.guards", "Guard"),
+    "Checkpoints": ("argosy.train.checkpoints", "Checkpoints"),
     "join": ("argosy.worker.gang", "join"),
     "Gang": ("argosy.worker.gang", "Gang"),
     "RunSpec": ("argosy.config.spec", "RunSpec"),
@@ -34,6 +35,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "Checkpoints",
     "Gang",
     "GenerationChanged",
     "Guard",

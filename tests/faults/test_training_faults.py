@@ -255,8 +255,8 @@ def test_a_stopped_run_goes_on_at_another_world_size_unless_its_source_has_chang
     shared.argosy("stop", training.run)
     assert training.wait_end()["outcome"] == "stopped"
     directory = shared.view(training.run)["directory"]
-    (save,) = Path(directory).glob("saves/step-*")
-    assert json.loads((save / "SAVE.json").read_text())["step"] == 20
+    (save,) = Path(directory).glob("checkpoints/step-*")
+    assert json.loads((save / "MANIFEST.json").read_text())["step"] == 20
 
     program.write_text(PROGRAM.read_text() + "# another ending\n")
     words = ["run", "-n", "2", "--env", f"RECORD={second}", program, "--", "--resume", directory]
@@ -284,5 +284,5 @@ def test_an_exception_that_repeats_ends_the_run_with_its_cause_once(shared, tmp_
     assert (digests, sorted(losses)) == (set(), list(range(7)))
     starts = [fact for fact in shared.facts("spoilt") if fact["kind"] == "attempt.started"]
     assert len(starts) <= 5, "two ranks at most were started again"
-    (save,) = Path(shared.view("spoilt")["directory"]).glob("saves/step-*")
+    (save,) = Path(shared.view("spoilt")["directory"]).glob("checkpoints/step-*")
     assert save.name == "step-000000007", "what was committed is not lost"

@@ -5,15 +5,14 @@ Called once per process by trainer.py, also by replacements, which find everythi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from argosy.errors import ConfigError, MismatchError
 from argosy.move.layout import Layout, Parameter
-from argosy.train import digests, saves
+from argosy.train import digests
 from argosy.train.lanes import BUFFER, WHOLE
 from argosy.train.memories import Memories, Version, Weights
 from argosy.train.replicas import PrivateWeights
@@ -140,8 +139,9 @@ def make_layout(plan: StatePlan, updaters: list[Updater], lanes: int, settings: 
         parameters=parameters,
         terms=(WHOLE, *settings.terms),
         parts=parts,
-        # The last one stands for the run itself, which pins snapshots.
-        num_observers=3,
+        # They stand for the run itself, which pins what is saved and what may be gone back to.
+        num_observers=2,
+        num_versions=4,
         # One more than pairs of lanes would do: a rank that finds none free waits for a sibling to be added.
         num_slots=min(lanes, (lanes + 1) // 2 + 2),
     )
@@ -162,9 +162,12 @@ def make_memories(
 
 
 def begin(
-    memories: Memories, roster: Roster, buffers: Mapping[str, torch.Tensor], saved: Path | None
+    memories: Memories,
+    roster: Roster,
+    buffers: Mapping[str, torch.Tensor],
+    restore: Callable[[Version], bool],
 ) -> None:
-    """Make the first version, from this process's initial values or from a save; or check that the run began with the same values."""
+    """Make the first version, from this process's initial values or from a checkpoint; or check that the run began with the same values."""
     parameters = memories.weights.parameters
     values = {**parameters, **{BUFFER + name: buffer for name, buffer in buffers.items()}}
     own = [digests.of_tensor(value) for value in values.values()]
@@ -172,10 +175,8 @@ def begin(
     with memories.weights.alone():
         if roster.initial() is None:
             first = memories.version(0)
-            if saved is None:
+            if not restore(first):
                 _fill(first, values)
-            else:
-                saves.load(saved, first)
             memories.weights.fill()
             memories.refresh(0, list(memories.plan.names))
             roster.begin(own)

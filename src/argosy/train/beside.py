@@ -95,6 +95,12 @@ class Beside:
             finally:
                 self._view = _LIVE
 
+    def save(self) -> None:
+        """Save what is committed beside training, now, whatever the settings say; every rank calls it, the first one does it."""
+        self._enter()
+        if self.parts.crew.is_first_living and int(self.parts.committed.ledger["step"]):
+            self.parts.saver.begin()
+
     def save_at_end(self, *, has_failed: bool = False) -> None:
         """The program has ended: save what it has trained. If it has failed, only when its loop is over: else a replacement goes on with it."""
         if not self._has_entered or not self.parts.settings.save_at_end:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import torch
 
 from argosy import data as sources
+from argosy.checkpoint import names
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
-from argosy.train import assembly, fingerprint, ledgers, replicas, room, saves, seeds
+from argosy.train import assembly, fingerprint, ledgers, replicas, room, saver, seeds
 from argosy.train.crew import Crew
 from argosy.train.feeding import Pantry, Unfed
 from argosy.train.guards import batch_of_step
@@ -26,8 +28,10 @@ from argosy.train.memories import Version
 from argosy.train.participants import Participants
 from argosy.train.replicated import Replicated
 from argosy.train.roster import Roster
+from argosy.train.saver import Saver
 from argosy.train.settings import Settings
 from argosy.train.shares import owners_of_lanes
+from argosy.train.storedstate import StoredVersion
 from argosy.train.totals import Counted, totals_of
 from argosy.train.transaction import Transaction, Work
 from argosy.train.turns import Turns
@@ -82,13 +86,22 @@ class Parts:
             num_parameters=len(self.memories.weights.parameters) + len(buffers),
             title=layout.digest,
         )
-        assembly.begin(self.memories, roster, buffers, self._find_save())
+        assembly.begin(self.memories, roster, buffers, self._restore)
         self.memories.weights.bind()
         self.exchange = exchange.open(f"{_PREFIX}.exchange", layout, prefault=False)
         self.state = self.exchange.state
         self.crew = Crew(run.gang, roster, self.exchange)
         run.gang.on_change(lambda _: self.crew.hear())
         self._turns = Turns(f"{_PREFIX}.turns", most_ranks=settings.most_ranks)
+        self.saver = Saver(
+            Path(run.directory),
+            run.name,
+            settings.checkpoints,
+            self.state,
+            layout.num_owners - 2,
+            self.memories,
+            self._stored,
+        )
         self._turn: int | None = None
         """The last one that this process has begun."""
         is_exact = settings.mode == "exact"
@@ -144,6 +157,7 @@ class Parts:
             step, turn = self._join_turn()
         self._turn = turn
         self._turns.offer(turn, self.crew.rank, self.run.state.snapshot())
+        self.saver.tend(step, lambda: self.crew.is_first_living)
         return step, turn
 
     def _join_turn(self) -> tuple[int, int]:
@@ -210,44 +224,46 @@ class Parts:
 
     def save(self) -> None:
         """Save the committed version, on one of the ranks that call this at once."""
-        directory = Path(self.run.directory) / "saves"
-        step = int(self.committed.ledger["step"])
-        saves.save_once(
-            directory, step, lambda: self._write(directory), lambda: self.crew.is_first_living
-        )
-        path = directory / f"step-{step:09d}"
-        if not step or path.exists():
-            self.run.note_saved(step, path if step else None)
+        path = self.saver.save_once(lambda: self.crew.is_first_living, owner=self.crew.rank)
+        if path is not None or not int(self.committed.ledger["step"]):
+            self._tell_saved(path)
 
     def save_at_end(self) -> None:
         """Save what this run has trained, on the first of its ranks; the others need not wait."""
         if self.state.current()[0] and self._is_whole and self.crew.is_first_living:
-            self._write(Path(self.run.directory) / "saves")
+            self._tell_saved(self.saver.save())
 
     def save_at_once(self) -> None:
         """Save what is committed because the run is about to fail; nothing that goes wrong here may hide the cause."""
-        directory = Path(self.run.directory) / "saves"
         if int(self.committed.ledger["step"]) and self._is_whole:
             with contextlib.suppress(OSError, ArgosyError):
-                self._write(directory)
+                self._tell_saved(self.saver.save())
+
+    def _tell_saved(self, path: Path | None) -> None:
+        """Without a path: no step was made yet."""
+        step = None if path is None else names.step_of(path.name)
+        self.run.note_saved(step or 0, path)
 
     @property
     def _is_whole(self) -> bool:
         """Without recovery what is being made is made in the same memory."""
         return self.settings.recovery or self.state.making() is None
 
-    def _write(self, directory: Path) -> None:
-        # Under this rank's own number, also if it has no place in the exchange yet.
-        version, slot = self.state.pin(owner=self.crew.rank)
-        try:
-            found = self.memories.version(slot)
-            # With the state that the turn under way began with: a resume begins that turn again.
-            state = self._turns.find(int(found.ledger.get("turn", 0)))
-            more = {} if state is None else {"state": state.decode()}
-            path = saves.save(directory, found, self.facts(), {**found.ledger, **more})
-            self.run.note_saved(int(found.ledger["step"]), path)
-        finally:
-            self.state.unpin(version, owner=self.crew.rank)
+    def _stored(self, version: Version) -> StoredVersion:
+        # With the state that the turn under way began with: a resume begins that turn again.
+        state = self._turns.find(int(version.ledger.get("turn", 0)))
+        more = {} if state is None else {"state": state.decode()}
+        return self._as_part(version, {**version.ledger, **more})
+
+    def _as_part(self, version: Version, ledger: Mapping[str, Any] | None = None) -> StoredVersion:
+        return StoredVersion(
+            version,
+            assembly.plain(self.model),
+            self.updaters,
+            self.facts(),
+            ledger=ledger,
+            allow_drift=self.settings.allow_drift or self.run.allows_drift,
+        )
 
     def facts(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
@@ -306,6 +322,21 @@ class Parts:
         ahead = range(index, index + self.settings.prefetch + 1)
         self.ahead.expect([(each, lane) for each in ahead for lane in lanes])
 
+    def _restore(self, first: Version) -> bool:
+        """Fill the first version from a checkpoint: of this run, whose memory is lost, or of the one it goes on with; False: it begins anew."""
+        given = self.run.resume_from
+        directories = [self.run.directory] if given is None else [self.run.directory, given]
+        loaded = saver.restore(self._as_part(first), map(Path, directories))
+        if loaded is None and given is not None:
+            raise ConfigError(
+                f"there is no checkpoint in {given}",
+                fix="resume from the directory of a run that was stopped after its first step",
+            )
+        if loaded is not None:
+            where = self.run.directory if given is None else given
+            sys.stderr.write(f"argosy: goes on from step {loaded.step} of {where}\n")
+        return loaded is not None
+
     def _tell_bounds(self) -> None:
         """Let the runtime know how many ranks this trainer can have, and that what it makes outlives them."""
         settings, gang = self.settings, self.run.gang
@@ -320,19 +351,6 @@ class Parts:
             keeps_state=settings.recovery,
             hang_seconds=settings.first_hang_seconds if settings.recovery else 0.0,
         )
-
-    def _find_save(self) -> Path | None:
-        if self.run.resume_from is None:
-            return None
-        found = saves.newest(Path(self.run.resume_from) / "saves")
-        if found is None:
-            raise ConfigError(
-                f"there is no save in {self.run.resume_from}",
-                fix="resume from the directory of a run that was stopped after its first step",
-            )
-        is_allowed = self.settings.allow_drift or self.run.allows_drift
-        saves.check_facts(found, self.facts(), allow_drift=is_allowed)
-        return found
 
     def _warm_up(self) -> None:
         """A replacement computes one lane for nothing, so that its first real one is not slow."""

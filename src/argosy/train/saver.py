@@ -70,6 +70,16 @@ class Saver:
         if self._policy is not None and step and self._is_due(step) and is_first():
             self._begin()
 
+    def begin(self) -> None:
+        """Begin a save of the committed version, whatever is due; nothing when one is under way."""
+        if not self.is_saving:
+            self._begin()
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether this process is at it."""
+        return self._thread is not None and self._thread.is_alive()
+
     def save(self, *, owner: int | None = None) -> Path:
         """Save the committed version now; where it is. One that is there already is left as it is.
 
@@ -108,7 +118,7 @@ class Saver:
         return int(self._memories.version(self._state.current()[1]).ledger["step"])
 
     def _is_due(self, step: int) -> bool:
-        if self._thread is not None and self._thread.is_alive():
+        if self.is_saving:
             return False
         policy = self._policy
         assert policy is not None

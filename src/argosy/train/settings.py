@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from argosy.config.nearest import did_you_mean
 from argosy.errors import ConfigError
+from argosy.train.checkpoints import Checkpoints
 from argosy.train.guards import Guard
 
 Mode = Literal["exact", "fast"]
@@ -43,6 +44,8 @@ class Settings:
     """Steps whose batches are made ahead; 0: none."""
     recovery: bool = True
     """Whether steps outlive the death of a rank. False: state is updated in place, nobody watches for hangs, and a rank that ends ends the run."""
+    checkpoints: Checkpoints | None = dataclasses.field(default_factory=Checkpoints)
+    """When to save beside training; None: only on a stop and at the end."""
     audit: bool = True
     """Compute one block of the first step twice, on two ranks, and compare bits; exact mode only."""
     save_at_end: bool = True

@@ -97,7 +97,7 @@ def run_case(case, num_ranks, directory):
         "code": code,
         "result": json.loads(path.read_text()) if path.exists() else None,
         "errors": (directory / "errors").read_text(),
-        "saves": sorted(each.name for each in directory.glob("saves/step-*")),
+        "saves": sorted(each.name for each in directory.glob("checkpoints/step-*")),
     }
 
 

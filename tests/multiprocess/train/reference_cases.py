@@ -297,5 +297,5 @@ def in_place_resumed(run):
 
 def kept_as_long(run):
     """As many steps as that, in one go."""
-    (save,) = min(run.directory.parent.glob("*-in_place_stopped")).glob("saves/step-*")
+    (save,) = min(run.directory.parent.glob("*-in_place_stopped")).glob("checkpoints/step-*")
     return kept(run, steps=int(save.name.rpartition("-")[2]) + 2)

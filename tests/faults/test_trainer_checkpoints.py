@@ -1,0 +1,114 @@
+"""A training whose processes are all killed goes on from its last checkpoint, with other numbers of ranks, to the same bits; a plain script reads what it saved."""
+
+import os
+import random
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from argosy.checkpoint import Checkpointer
+from argosy.checkpoint.listings import Listing
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.faults]
+
+PROGRAM = Path(__file__).parents[1] / "multiprocess" / "programs" / "saving_training.py"
+STEPS = 30
+
+
+def start(directory, ranks, *words, **environment):
+    return subprocess.Popen(
+        [sys.executable, PROGRAM, "-n", str(ranks), *map(str, words)],
+        cwd=directory,
+        env={**os.environ, "STEPS": str(STEPS), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return re.search(r"digest (\w+)", out)[1], errors
+
+
+def kill_after(process, directory, step, pause):
+    """Kill everything of it a moment after a checkpoint of this step, or a later one, is there."""
+    deadline = time.monotonic() + 60
+    while max(steps_of(directory), default=0) < step:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    time.sleep(pause)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def steps_of(directory):
+    return [
+        step for run in directory.glob("runs/*") for step in Listing(run / "checkpoints").steps()
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The digest of a training that nobody disturbs, and where it saved."""
+    directory = tmp_path_factory.mktemp("whole")
+    digest, _ = finish(start(directory, 1))
+    (run,) = directory.glob("runs/*")
+    return digest, run / "checkpoints"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_and_resumed_at_four_two_and_three_ranks_it_ends_with_the_same_bits(
+    whole, tmp_path, seed
+):
+    draw = random.Random(seed)
+    first = start(tmp_path, 4, PAUSE="0.03")
+    kill_after(first, tmp_path, 6, draw.random() * 0.1)
+    (run,) = tmp_path.glob("runs/*")
+    second = start(tmp_path, 2, "--resume", run, PAUSE="0.03")
+    kill_after(second, tmp_path, 15, draw.random() * 0.1)
+    digest, errors = finish(start(tmp_path, 3, "--resume", run))
+    assert re.search(r"goes on from step (1[5-9]|2\d) ", errors), errors
+    assert digest == whole[0]
+    assert Listing(run / "checkpoints").steps()[-1] == STEPS
+
+
+def test_without_recovery_what_is_saved_beside_training_is_copied_and_has_the_same_bits(
+    whole, tmp_path
+):
+    first = start(tmp_path, 2, PAUSE="0.03", RECOVERY="off")
+    kill_after(first, tmp_path, 6, 0.02)
+    (run,) = tmp_path.glob("runs/*")
+    digest, _ = finish(start(tmp_path, 2, "--resume", run))
+    assert digest == whole[0]
+
+
+def test_a_plain_script_goes_on_from_a_trainers_checkpoint(whole):
+    torch.manual_seed(99)
+    program = runpy.run_path(PROGRAM)
+    model = program["model"]()
+    optimizer = program["optimizer"]([p for p in model.parameters() if p.requires_grad])
+    checkpointer = Checkpointer(whole[1])
+    loaded = checkpointer.load({"model": model, "optimizer": optimizer}, streams=False)
+    assert loaded.step == STEPS
+    assert optimizer.state[model[0].weight]["step"].item() == STEPS
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    with checkpointer.open() as opened:
+        assert torch.equal(opened.tensor("0.weight").read(), model[0].weight)
+        assert not torch.equal(opened.tensor("ema/0.weight").read(), model[0].weight)
+        kinds = {name: record.kind for name, record in opened.manifest.tensors.items()}
+    assert kinds["3.weight"] == "frozen"
+    assert kinds["optimizer/0.weight/exp_avg"] == "optimizer"
+    out = model.train()(torch.randn(8, 16)).sum()
+    out.backward()
+    optimizer.step()
