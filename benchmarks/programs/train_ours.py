@@ -24,6 +24,9 @@ def main(run: ar.Run) -> None:
         mode=os.environ.get("BENCH_MODE", "exact"),
         layout=os.environ.get("BENCH_LAYOUT", "shared"),
         recovery=os.environ.get("BENCH_RECOVERY", "on") == "on",
+        # The peers save nothing either.
+        checkpoints=None,
+        save_at_end=False,
     )
     baton = Baton(run.gang.rank)
     for step in trainer.steps(1 << 30):
