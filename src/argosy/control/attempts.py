@@ -6,7 +6,7 @@ Plain records with a few questions one may ask them; only `Supervisor.apply` cha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -217,6 +217,11 @@ class Role:
         if self.spec.gang and self.generation:
             return [self.processes[index] for index in self.members]
         return self.processes[: self.spec.count]
+
+    def is_so_of_all(self, is_so: Callable[[Process], bool]) -> bool:
+        """Of every process that makes the role. The last come last, mostly: asked first, they spare the question to the others."""
+        indices = self.members if self.spec.gang and self.generation else range(self.spec.count)
+        return all(is_so(self.processes[index]) for index in reversed(indices))
 
     @property
     def least(self) -> int:

@@ -192,7 +192,7 @@ class RunState:
         attempt.started_at = event.at
         role = self.roles[attempt.role]
         if not role.has_started:
-            role.has_started = all(_was_started(process) for process in role.wanted())
+            role.has_started = role.is_so_of_all(_was_started)
 
     def _fold_ready(self, event: Event, fact: AttemptReady) -> None:
         attempt = self._living(fact.attempt)
@@ -206,8 +206,7 @@ class RunState:
         attempt.joined = fact.generation
         role = self.roles[attempt.role]
         if not role.can_join:
-            members = [process.current for process in role.wanted()]
-            role.can_join = all(each is not None and each.joined is not None for each in members)
+            role.can_join = role.is_so_of_all(_has_joined)
 
     def _fold_entered(self, event: Event, fact: AttemptEntered) -> None:
         attempt = self._living(fact.attempt)
@@ -338,6 +337,10 @@ class RunState:
     def has_ports(self, host: str) -> bool:
         """The host's present keeper holds them."""
         return host in self.ports and self.ports[host][0] == self.keepers.get(host)
+
+
+def _has_joined(process: Process) -> bool:
+    return process.current is not None and process.current.joined is not None
 
 
 def _was_started(process: Process) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from argosy.config.spec import Backoff, Budget, Probe, RoleSpec
+from argosy.control import runstate
 from argosy.errors import InvariantError
 from argosy.protocol.facts import (
     AttemptExited,
@@ -375,3 +376,23 @@ def test_a_log_that_is_cut_anywhere_continues_to_a_proper_end(cut):
     assert not host.coordinator.pending
     assert len(host.facts(StopRequested)) <= 2
     assert len(host.facts(AttemptStopping)) == len({f.attempt for f in host.facts(AttemptStopping)})
+
+
+def test_a_large_gang_that_starts_and_joins_is_not_looked_through_for_each_of_its_members(
+    monkeypatch,
+):
+    asked = []
+    for name in ("_was_started", "_has_joined"):
+        ask = getattr(runstate, name)
+        monkeypatch.setattr(runstate, name, lambda p, ask=ask: asked.append(p) or ask(p))
+    host = ScriptedHost()
+    host.submit({"train": RoleSpec(command=["x"], gang=True, count=100)})
+    for index in range(100):
+        host.start(f"train.{index}.0")
+    role = host.coordinator.runs[host.run].roles["train"]
+    assert role.has_started
+    assert not role.can_join
+    for index in range(100):
+        host.report("joined", f"train.{index}.0", generation=1)
+    assert role.can_join
+    assert len(asked) < 4 * 100
