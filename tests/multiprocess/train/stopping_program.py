@@ -1,0 +1,95 @@
+"""Several launches of one small training, one after the other in this process; after each of them its exit code is printed.
+
+What happens in step 4 is said by the config: all ranks are killed and Ctrl-C is pressed (`vanish`), Ctrl-C is pressed twice (`twice`), or user code breaks out of its
+loop (`break`); with `sleepy` one rank hangs before it makes its trainer.
+"""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import argosy as ar
+
+STEPS = 8
+
+
+@dataclass
+class Config:
+    case: str = ""
+
+
+class Rows(torch.utils.data.Dataset):
+    fingerprint = "rows"
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        return torch.full((4,), float(number))
+
+
+def main(run, config):
+    pids = Path("pids")  # beside the run's directory, which is removed if it is refused
+    pids.mkdir(exist_ok=True)
+    (pids / str(run.rank)).write_text(str(os.getpid()))
+    is_first_life = os.environ.get("ARGOSY_GENERATION", "1") == "1"
+    if config.case == "sleepy" and is_first_life and run.gang.rank == 1:
+        time.sleep(600)
+    trainer = run.trainer(
+        model=nn.Linear(4, 1),
+        data=ar.data.as_source(Rows(), names=("row",)),
+        loss=lambda model, batch: (model(batch.row).square().sum(), batch.rows),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
+        batch_size=8,
+        lanes=4,
+        first_hang_seconds=0.3,
+    )
+    for step in trainer.steps(STEPS):
+        step()
+        if step.index == 4:
+            if config.case == "break":
+                break
+            disturb(run, config.case, pids)
+
+
+def disturb(run, case, pids):
+    if case not in ("vanish", "twice"):
+        return
+    if run.rank == 0:
+        if case == "vanish":
+            os.kill(int((pids / "1").read_text()), signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGINT)
+        if case == "vanish":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not run.gang.stopping:
+            time.sleep(0.001)
+        os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(600)
+
+
+def launch(*words):
+    print("$", *words, file=sys.stderr, flush=True)
+    code = 0
+    try:
+        ar.launch(main, Config, argv=words)
+    except SystemExit as left:
+        code = left.code
+    print(f"code {code}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    if "ARGOSY_HOUSEHOLD" not in os.environ:
+        launch("-n", "5")
+        assert not Path("runs").exists()
+        launch("-n", "2", "--directory", "vanished", "--set", "case=vanish")
+        launch("-n", "2", "--resume", "vanished", "--set", "case=")
+        launch("-n", "1", "--resume", "vanished")
+        launch("-n", "2", "--directory", "twice", "--set", "case=twice")
+        launch("-n", "2", "--directory", "broken", "--set", "case=break")
+        launch("-n", "2", "--directory", "sleepy", "--set", "case=sleepy")

@@ -1,0 +1,94 @@
+"""What `python train.py` says and leaves when it is stopped, resumed, refused, finished, or when a rank never comes to train."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = Path(__file__).with_name("stopping_program.py")
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each launch of the program has said, its exit code last; and where."""
+    directory = tmp_path_factory.mktemp("stopping")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ARGOSY_")}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    parts = [part.splitlines() for part in done.stderr.split("$ ")[1:]]
+    assert len(parts) == 7, done.stderr
+    found = [[line.replace(f"{directory}/", "") for line in lines[1:]] for lines in parts]
+    return dict(zip(NAMES, found, strict=True)), directory
+
+
+NAMES = ("refused", "vanished", "resumed", "finished", "twice", "broken", "sleepy")
+SAVED = "argosy: step {} is saved in {}/checkpoints/step-{:09d}"
+
+
+def saves_in(directory):
+    return sorted(path.name for path in directory.glob("checkpoints/step-*"))
+
+
+def test_more_ranks_than_lanes_are_refused_and_leave_no_directory(said):
+    lines = said[0]["refused"]
+    assert lines[-3:] == [
+        "argosy: 5 ranks for 4 lanes",
+        "  fix: use at most 4 ranks, or more lanes",
+        "code 64",
+    ]
+    assert not (said[1] / "runs").exists()
+
+
+def test_ctrl_c_when_all_ranks_have_just_died_saves_what_they_have_trained(said):
+    lines = said[0]["vanished"]
+    assert "argosy: saving what is committed (Ctrl-C again stops without saving)" in lines
+    assert SAVED.format(5, "vanished", 5) in lines
+    assert lines[-2].startswith("argosy: stopped; go on: python ")
+    assert lines[-2].endswith("stopping_program.py --resume vanished")
+    assert lines[-1] == "code 130"
+
+
+def test_a_resume_says_where_it_goes_on_and_the_end_is_saved(said):
+    lines = said[0]["resumed"]
+    assert "argosy: goes on from step 5 of vanished" in lines
+    assert lines[-2:] == [SAVED.format(8, "vanished", 8), "code 0"]
+    assert saves_in(said[1] / "vanished") == ["step-000000005", "step-000000008"]
+
+
+def test_a_finished_run_that_is_resumed_says_so(said):
+    lines = said[0]["finished"]
+    assert "argosy: goes on from step 8 of vanished" in lines
+    assert lines[-2].startswith("argosy: the run is finished: 8 of 8 steps")
+    assert lines[-1] == "code 0"
+
+
+def test_ctrl_c_twice_says_that_nothing_was_saved(said):
+    lines = said[0]["twice"]
+    assert "argosy: saving what is committed (Ctrl-C again stops without saving)" in lines
+    assert lines[-2].startswith("argosy: stopped; nothing was saved, ")
+    assert lines[-2].endswith(" steps are lost")
+    assert lines[-1] == "code 130"
+    assert saves_in(said[1] / "twice") == []
+
+
+def test_a_loop_that_is_left_early_is_saved_when_the_program_ends(said):
+    assert said[0]["broken"][-2:] == [SAVED.format(5, "broken", 5), "code 0"]
+
+
+def test_a_rank_that_hangs_before_it_makes_its_trainer_is_replaced(said):
+    lines = said[0]["sleepy"]
+    assert any("rank 1 has not come to train in " in line for line in lines), lines
+    assert lines[-2:] == [SAVED.format(8, "sleepy", 8), "code 0"]
+    assert "stopping_program.py" in (said[1] / "sleepy" / "stacks-1.txt").read_text()
