@@ -397,15 +397,18 @@ class Checkpointer:
 
     def _hear_upload(self, answer: Uploaded | Failed) -> None:
         """What became of an upload; in its thread."""
+        is_own = answer.step in self._begun
         begun = self._begun.pop(answer.step, time.monotonic())
         if isinstance(answer, Failed):
             _LOG.warning("step %d is not uploaded: %s", answer.step, answer.what)
             self._say("upload_failed", answer.step, begun, answer.what)
-        elif answer.is_new:
+        elif is_own or answer.is_new:
             if answer.trouble:
                 _LOG.warning("old uploads were not removed: %s", answer.trouble)
             detail = f"{answer.sent_bytes} bytes sent, {answer.referred_bytes} unchanged"
             self._say("uploaded", answer.step, begun, detail)
+        if self._store is not None:
+            self.cleaner.start(self._store, None)
 
     def _say(self, what: Any, step: int, begun: float, detail: str = "") -> None:
         event = Event(what=what, step=step, seconds=time.monotonic() - begun, detail=detail)

@@ -138,8 +138,8 @@ class Cleaner:
         self.stuck: list[str] = []
         """Trained tensors that the newest save found as they were in the one before."""
 
-    def start(self, store: Store, step: int) -> None:
-        """Begin; the store must stay open and locked until `wait` returns."""
+    def start(self, store: Store, step: int | None) -> None:
+        """Begin; the store must stay open and locked until `wait` returns. `step` was just committed; None when only something that was held is free."""
         with self._lock:
             before = self._thread
             self._thread = threading.Thread(
@@ -154,11 +154,12 @@ class Cleaner:
         if thread is not None:
             thread.join()
 
-    def _run(self, store: Store, step: int, before: threading.Thread | None) -> None:
+    def _run(self, store: Store, step: int | None, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
         try:
-            self._compare(step)
+            if step is not None:
+                self._compare(step)
             if self._keep is not None:
                 self.last = clean(store, self._listing, self._keep, held=self._held)
             self.failure = None

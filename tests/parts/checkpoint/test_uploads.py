@@ -47,6 +47,8 @@ def test_saves_are_uploaded_by_interval_and_kept_by_rules_of_their_own(tmp_path,
         handle.wait()
         checkpointer.wait_uploaded(30)
         assert remote(far).steps() == [4, 6]
+        # What waited for its upload goes from the disk when that is over.
+        checkpointer.cleaner.wait()
         assert checkpointer.steps() == [6]
     said = [(event.what, event.step) for event in events]
     assert [one for one in said if one[0] == "uploaded"] == [

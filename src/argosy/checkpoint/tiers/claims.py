@@ -87,6 +87,17 @@ def claim(bucket: Bucket, store: Path, run: str) -> int:
     )
 
 
+def renew(bucket: Bucket, store: Path, run: str, number: int) -> int:
+    """The number to go on with: the same, or the next when another process of this host has uploaded from the same store meanwhile."""
+    if number:
+        last, newer = newest(bucket)
+        if newer == number:
+            return number
+        if last is not None and last.host != socket.gethostname():
+            check(bucket, number)
+    return claim(bucket, store, run)
+
+
 def check(bucket: Bucket, number: int) -> None:
     """ConfigError when another session has taken over."""
     last, newer = newest(bucket)

@@ -1,7 +1,7 @@
 """The process that uploads: takes steps from the checkpointer one by one, sends them, and keeps what the rules say.
 
-It has a low priority and is no child of training's terminal: when the checkpointer is dead it finishes what it has and ends. One per store, by a
-lock; the next session's waits for it. `python -m argosy.checkpoint.tiers` runs it. No torch.
+It has a low priority and is no child of training's terminal: when the checkpointer is dead it finishes what it has and ends. One upload at a time
+from a store, by a lock; the next session's waits for it. `python -m argosy.checkpoint.tiers` runs it. No torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Serving:
         self._remote: RemoteListing | None = None
         self._keeper: Keeper | None = None
         self._claim = 0
-        self._alone = -1
         self._rate = Rate()
 
     def carry_out(self, step: int) -> Answer:
@@ -72,23 +71,23 @@ class Serving:
         def tell(num_bytes: int) -> None:
             say(Progress(step=step, num_bytes=num_bytes))
 
-        with self._listing.folder(step) as folder:
-            remote, keeper = self._prepared(begun + seconds)
-            remote.bucket.until = begun + seconds
-            pace = Pace(self._rate, self._objects.bytes_per_second, seconds, tell)
-            sent = uploads.upload(
-                folder,
-                remote,
-                claim=self._claim,
-                pace=pace,
-                files_at_once=self._objects.files_at_once,
-            )
-        removed, trouble = [], ""
+        deadline = begun + seconds
+        alone = claims.lock_uploads(self._store, deadline)
         try:
-            removed = [one.step for one in keeper.clean(step)]
-        except ArgosyError as failure:
-            # More stays than wanted; the next upload tries again.
-            trouble = failure.what
+            with self._listing.folder(step) as folder:
+                remote, keeper = self._prepared(deadline)
+                self._claim = claims.renew(remote.bucket, self._store, self._run, self._claim)
+                pace = Pace(self._rate, self._objects.bytes_per_second, seconds, tell)
+                sent = uploads.upload(
+                    folder,
+                    remote,
+                    claim=self._claim,
+                    pace=pace,
+                    files_at_once=self._objects.files_at_once,
+                )
+            removed, trouble = self._clean(keeper, step)
+        finally:
+            os.close(alone)
         return Uploaded(
             step=step,
             sent_bytes=sent.sent_bytes,
@@ -102,15 +101,19 @@ class Serving:
 
     def _prepared(self, deadline: float) -> tuple[RemoteListing, Keeper]:
         if self._remote is None or self._keeper is None:
-            if self._alone < 0:
-                self._alone = claims.lock_uploads(self._store, deadline)
             remote = RemoteListing.of(
                 self._objects, patience_seconds=self._objects.deadline_seconds
             )
-            remote.bucket.until = deadline
-            self._claim = claims.claim(remote.bucket, self._store, self._run)
             self._remote, self._keeper = remote, Keeper(remote, self._objects.keep)
+        self._remote.bucket.until = deadline
         return self._remote, self._keeper
+
+    def _clean(self, keeper: Keeper, step: int) -> tuple[list[int], str]:
+        try:
+            return [one.step for one in keeper.clean(step)], ""
+        except ArgosyError as failure:
+            # More stays than wanted; the next upload tries again.
+            return [], failure.what
 
 
 def say(answer: Answer) -> None:

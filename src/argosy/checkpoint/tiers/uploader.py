@@ -43,6 +43,8 @@ class Uploader:
         self._changed = threading.Condition()
         self._waiting: list[int] = []
         self._current: int | None = None
+        self._is_read = False
+        """Whether the current step is still needed on disk."""
         self._done_bytes = 0
         self._offered_at: float | None = None
         self._failures: list[ArgosyError] = []
@@ -77,7 +79,8 @@ class Uploader:
     def held(self) -> set[int]:
         """Steps that are still needed on disk."""
         with self._changed:
-            return {*self._waiting, *([] if self._current is None else [self._current])}
+            current = self._current if self._is_read else None
+            return {*self._waiting, *([] if current is None else [current])}
 
     def wait(self, timeout: float | None = None) -> None:
         """Until nothing is left to upload."""
@@ -133,10 +136,11 @@ class Uploader:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             if not self._waiting:
                 return None
-            self._current, self._done_bytes = self._waiting.pop(0), 0
+            self._current, self._done_bytes, self._is_read = self._waiting.pop(0), 0, True
             return self._current
 
     def _finish(self, step: int, answer: Uploaded | Failed) -> None:
+        self._is_read = False
         try:
             self._told(answer)
         finally:
