@@ -21,6 +21,7 @@ def main(run: ar.Run) -> None:
         optimizer=task.optimizer,
         batch_size=task.LANES * task.ROWS_PER_LANE,
         lanes=task.LANES,
+        save_at_end=False,
     )
     for step in trainer.steps(1):
         step()

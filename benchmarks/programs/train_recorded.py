@@ -41,6 +41,7 @@ def main(run: ar.Run) -> None:
         optimizer=task.optimizer,
         batch_size=task.LANES * task.ROWS_PER_LANE,
         lanes=task.LANES,
+        save_at_end=False,
     )
     with (OUT / f"{os.getpid()}.steps").open("a", buffering=1) as record:
         for step in trainer.steps(STEPS):
