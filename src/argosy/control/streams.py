@@ -26,6 +26,7 @@ TIED_SECONDS = 2.0
 """How long the client of a tied run may be gone before the run is stopped."""
 _PARTIAL_SECONDS = 0.3
 _GATHER_SECONDS = 0.01
+_POLL_SECONDS = 0.2
 _BATCH = 1000
 _MOST_FILES_IN_ID = 128
 
@@ -107,13 +108,23 @@ class LogFollower:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._history: Iterator[Line] | None = None
-        self._inotify = Inotify()
-        self._loop.add_reader(self._inotify.fileno(), self._noticed)
+        self._logs = logs_directory(directory)
+        self._inotify: Inotify | None = None
+        self._is_polling = False
+
+    def open(self) -> None:
+        """Begin to watch; `close` ends it."""
         try:
-            self._inotify.watch(logs_directory(directory), MODIFY | CREATE)
+            self._inotify = Inotify()
+            self._loop.add_reader(self._inotify.fileno(), self._noticed)
+            self._inotify.watch(self._logs, MODIFY | CREATE)
         except FileNotFoundError:
             # The run's directory could not be made or was removed: there is nothing to follow.
             pass
+        except OSError:
+            # This user watches as much as he may already.
+            self.close()
+            self._is_polling = True
 
     def begin(self, tail: int | None) -> None:
         """Start with the whole history, or with the last lines of it; read later, in a thread."""
@@ -131,7 +142,10 @@ class LogFollower:
 
     async def wait_changed(self) -> None:
         """Return when some file may have more."""
-        await self._changed.wait()
+        if self._is_polling:
+            await asyncio.sleep(_POLL_SECONDS)
+        else:
+            await self._changed.wait()
 
     @property
     def has_unfinished(self) -> bool:
@@ -140,8 +154,10 @@ class LogFollower:
 
     def close(self) -> None:
         """End the watch."""
-        self._loop.remove_reader(self._inotify.fileno())
-        self._inotify.close()
+        if self._inotify is not None:
+            self._loop.remove_reader(self._inotify.fileno())
+            self._inotify.close()
+            self._inotify = None
 
     def _read(self, should_flush: bool) -> list[Line]:
         if self._history is not None:
@@ -152,7 +168,8 @@ class LogFollower:
         return self._reader.read_new(should_flush=should_flush)
 
     def _noticed(self) -> None:
-        self._inotify.read()
+        if self._inotify is not None:
+            self._inotify.read()
         self._changed.set()
 
 
@@ -171,6 +188,8 @@ class RunStream:
         """`end_of` gives the number of the run's last event once it has ended, `view` what is sent last."""
         should_flush = False
         try:
+            # Not before: a client that is gone by now leaves no watch behind.
+            self._follower.open()
             while True:
                 end = end_of(self._run)
                 seen = self._log.last_seq

@@ -1,7 +1,9 @@
 import asyncio
+import errno
 import functools
+import os
 
-from argosy.control.streams import Place, TiedRuns, server_sent
+from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, server_sent
 from argosy.telemetry.logs import Line
 
 
@@ -95,3 +97,37 @@ async def test_a_controller_that_ends_stops_nothing(monkeypatch):
         fates.tied.close()
     await asyncio.sleep(0.05)
     assert not fates.stopped.is_set()
+
+
+def make_logs(directory):
+    (directory / "logs").mkdir()
+    (directory / "logs" / "a.0.0.out").write_text("one\n")
+    return LogFollower(str(directory), {})
+
+
+@in_loop
+async def test_a_stream_that_nobody_reads_leaves_no_watch_behind(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    follower = make_logs(tmp_path)
+    stream = RunStream(None, follower, "r", with_facts=False).follow(Place(), lambda run: None, str)
+    await stream.aclose()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@in_loop
+async def test_output_is_followed_also_by_a_user_who_may_watch_no_more(tmp_path, monkeypatch):
+    def refuse():
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr("argosy.control.streams.Inotify", refuse)
+    monkeypatch.setattr("argosy.control.streams._POLL_SECONDS", 0.01)
+    follower = make_logs(tmp_path)
+    follower.open()
+    follower.begin(None)
+    assert [line.text for line in await follower.read()] == ["one"]
+    (tmp_path / "logs" / "a.0.0.out").open("a").write("two\n")
+    await follower.wait_changed()
+    while not (lines := await follower.read()):
+        await follower.wait_changed()
+    assert [line.text for line in lines] == ["two"]
+    follower.close()
