@@ -159,6 +159,22 @@ def test_the_same_failure_twice_without_a_step_ends_it_with_the_cause():
     assert "failed twice in the same way" in world.end.text
 
 
+def test_a_restart_is_told_with_its_number_and_how_many_there_may_be():
+    upkeep = Upkeep(1)
+    actions, told = upkeep.begin(), []
+    for number, end in enumerate([Exit(1, None, "E: a"), Exit(1, None, "E: b"), KILLED]):
+        attempt = next(each.attempt for each in actions if isinstance(each, Start))
+        actions = upkeep.exited(attempt, end, 1.0 + number)
+        told += [each.text.partition("; ")[2] for each in actions if isinstance(each, Announce)]
+        if upkeep.due is not None:
+            actions += upkeep.passed(upkeep.due)
+    assert told == [
+        "it is started again (restart 1 of 3)",
+        "it is started again (restart 2 of 3)",
+        "it is started again (restart 1 of 100 after failures of the host)",
+    ]
+
+
 def test_ranks_that_fail_together_have_failed_once():
     world = World(2)
     world.join_all()
@@ -456,3 +472,19 @@ def test_a_member_that_never_comes_to_train_is_killed_and_replaced():
     assert said_by(world.said)[-1].startswith("rank 1 has not come to train in 18 s, as others")
     world.exit(late, KILLED, 18.0)
     assert world.of(1) != late
+
+
+def test_a_household_that_gives_up_saves_what_was_trained_first():
+    world = training()
+    error = "Traceback\nValueError: boom"
+    world.exit(world.of(1), Exit(1, None, error))
+    newcomer, staying = world.of(1), world.of(0)
+    world.exit(newcomer, Exit(1, None, error))
+    assert world.upkeep.due == 30.0, "it waits for the save, and not for ever"
+    assert world.doomed == set()
+    (start,) = world.upkeep.exited(staying, Exit(None, 15), 1.0)
+    assert start.is_saving
+    assert world.upkeep.passed(30.9) == []
+    assert world.upkeep.passed(31.0) == [Signal(start.attempt, SIGKILL)]
+    (end,) = world.upkeep.exited(start.attempt, KILLED, 31.0)
+    assert (end.code, end.error) == (1, error)
