@@ -472,19 +472,3 @@ def test_a_member_that_never_comes_to_train_is_killed_and_replaced():
     assert said_by(world.said)[-1].startswith("rank 1 has not come to train in 18 s, as others")
     world.exit(late, KILLED, 18.0)
     assert world.of(1) != late
-
-
-def test_a_household_that_gives_up_saves_what_was_trained_first():
-    world = training()
-    error = "Traceback\nValueError: boom"
-    world.exit(world.of(1), Exit(1, None, error))
-    newcomer, staying = world.of(1), world.of(0)
-    world.exit(newcomer, Exit(1, None, error))
-    assert world.upkeep.due == 30.0, "it waits for the save, and not for ever"
-    assert world.doomed == set()
-    (start,) = world.upkeep.exited(staying, Exit(None, 15), 1.0)
-    assert start.is_saving
-    assert world.upkeep.passed(30.9) == []
-    assert world.upkeep.passed(31.0) == [Signal(start.attempt, SIGKILL)]
-    (end,) = world.upkeep.exited(start.attempt, KILLED, 31.0)
-    assert (end.code, end.error) == (1, error)
