@@ -130,7 +130,7 @@ def test_a_lost_environment_is_a_clean_exit(keeper, agent):
 def test_each_process_reads_its_secret_from_the_beginning(keeper, agent):
     agent.request("put_blob", name="s1", data="hush")
     orders = [
-        keeper.order("sh", "-c", 'eval "cat <&$ARGOSY_SECRET_KEY_FD"', secret_blobs={"KEY": "s1"})
+        keeper.order("sh", "-c", 'eval "cat <&$ARGOSY_SECRET_KEY_FD"', secret_blobs={"key": "s1"})
         for _ in range(3)
     ]
     agent.spawn(*orders)

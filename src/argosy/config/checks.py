@@ -95,9 +95,7 @@ def check_role(where: str, role: RoleSpec) -> None:
                 f"{where}.ports.{name} = {number} cannot be held by {role.count} processes",
                 fix="use 0: each process gets its own",
             )
-    for secret in role.secrets:
-        if not _NAME.fullmatch(secret):
-            raise _bad_name(f"{where}.secrets", secret)
+    _check_secrets(f"{where}.secrets", role.secrets)
     for key in role.env:
         if not key or "=" in key or "\0" in key:
             raise ConfigError(
@@ -106,6 +104,17 @@ def check_role(where: str, role: RoleSpec) -> None:
     if role.ready is not None:
         _check_probe(f"{where}.ready", role, role.ready)
     _check_signal(f"{where}.stop_signal", role.stop_signal)
+
+
+def _check_secrets(where: str, secrets: list[str]) -> None:
+    """Each becomes a variable, ARGOSY_SECRET_<NAME>_FD in capitals."""
+    for secret in secrets:
+        if not (secret.isascii() and secret.isidentifier()):
+            fix = "use letters, digits and _, and no digit first"
+            raise ConfigError(f"{where}: {secret!r} is no name of a secret", fix=fix)
+        if sum(other.upper() == secret.upper() for other in secrets) > 1:
+            fix = "give each a name of its own; capitals do not count"
+            raise ConfigError(f"{where} names {secret!r} twice", fix=fix)
 
 
 def _check_program(where: str, role: RoleSpec) -> None:

@@ -108,7 +108,7 @@ class RoleSpec(_Spec, frozen=True, kw_only=True):
     ports: dict[str, int] = {}
     """name -> port; 0: the runtime chooses. Published as ARGOSY_PORT_<NAME> and ARGOSY_PORT_<ROLE>_<INDEX>_<NAME>."""
     secrets: list[str] = []
-    """Names of secrets given to the processes: ARGOSY_SECRET_<NAME>_FD is a descriptor to read."""
+    """Names of secrets given to the processes: ARGOSY_SECRET_<NAME>_FD, in capitals, is a descriptor to read."""
     ready: Probe | None = None
     after: list[str] = []
     """Roles that must have been started before (ended well also counts)."""

@@ -45,6 +45,8 @@ def spec(run=None, **role):
         (spec(ports={"a b": 0}), "no name"),
         (spec(ports={"http": 80}, count=2), "cannot be held"),
         (spec(secrets=["a b"]), "secrets"),
+        (spec(secrets=["hf-token"]), "secrets"),
+        (spec(secrets=["key", "KEY"]), "secrets"),
         (spec(env={"A=B": "x"}), "env"),
         (spec(stop_signal="SIGNOPE"), "no signal"),
         (spec(ready=Probe()), "gives nothing"),

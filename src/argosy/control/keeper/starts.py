@@ -313,7 +313,7 @@ class Starts:
             descriptors = [owned[-1], *output]
         for name in secret_names(attempt):
             owned.append(reopen(self.keeper.blobs.descriptor(order["secret_blobs"][name])))
-            env[f"ARGOSY_SECRET_{name}_FD"] = str(len(descriptors))
+            env[f"ARGOSY_SECRET_{name.upper()}_FD"] = str(len(descriptors))
             descriptors.append(owned[-1])
         gate = -1
         if order.get("parked"):
