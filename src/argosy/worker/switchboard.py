@@ -50,7 +50,12 @@ class Connection:
     def send(self, frame: Frame, descriptors: list[int] | None = None) -> None:
         """Send one frame, now or when the peer reads; the descriptors stay the caller's."""
         body = json.dumps(frame, separators=(",", ":")).encode()
-        copies = [os.dup(descriptor) for descriptor in descriptors or []]
+        try:
+            copies = [os.dup(descriptor) for descriptor in descriptors or []]
+        except OSError:
+            # None are left: the peer asks again, and the others go on.
+            self.close()
+            return
         self._queue.append((_LENGTH.pack(len(body)) + body, copies))
         self._flush()
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import selectors
@@ -188,3 +189,20 @@ def test_a_peer_that_does_not_read_is_dropped(connect, board):
     for _ in range(200):
         board.tell("a", {"type": "told", "message": {"text": "x" * 60_000}})
     assert not board.connections
+
+
+def test_no_descriptor_left_costs_one_connection_and_not_the_household(
+    connect, board, said, monkeypatch
+):
+    def refuse(descriptor):
+        raise OSError(errno.EMFILE, "too many")
+
+    client, other = connect(), connect()
+    client.hello()
+    other.hello()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", refuse)
+        reply = client.ask(type="arena_create", name="x", size=4096, scope="run")
+    assert reply is None
+    other.send(type="say", message={"say": "step", "step": 1})
+    assert said[-1][1] == {"say": "step", "step": 1}
