@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 
 from argosy.cli.arguments import parse
-from argosy.cli.verbs import VERBS, Verb
+from argosy.cli.grammar import Verb
+from argosy.cli.verbs import VERBS
 from argosy.errors import ArgosyError
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line

@@ -6,7 +6,7 @@ unknown option is refused with the nearest one, and nothing is guessed. It never
 
 from __future__ import annotations
 
-from argosy.cli.verbs import Option, Verb
+from argosy.cli.grammar import Option, Verb
 from argosy.errors import ConfigError
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from argosy.cli.arguments import Arguments
-from argosy.cli.verbs import VERBS, Verb
+from argosy.cli.grammar import Verb
+from argosy.cli.verbs import VERBS
 
 
 def help(arguments: Arguments) -> int:
