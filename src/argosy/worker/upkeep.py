@@ -26,6 +26,7 @@ _FAILURES = {
     "hang": "hangs",
 }
 _FIRST_WAIT_SECONDS = 0.1
+_GRACE_SECONDS = 30.0
 _MOST_WAIT_SECONDS = 5.0
 _MOST_STORY = 64
 _MOST_PLACES = 16
@@ -167,13 +168,15 @@ class Upkeep:
         self._story: list[str] = []
         self._retry_at: float | None = None
         """When the next generation may be formed."""
+        self._kill_at: float | None = None
+        """When those that were told to save and leave are killed."""
         self._entries = Entries()
         self._training = Training()
 
     @property
     def due(self) -> float | None:
         """When `passed` wants to be called."""
-        times = [] if self._retry_at is None else [self._retry_at]
+        times = [at for at in (self._retry_at, self._kill_at) if at is not None]
         if self.end is None and not self._stop_signal:
             times += [at for at, _ in self._expected()]
         return min(times, default=None)
@@ -242,7 +245,8 @@ class Upkeep:
             member.has_entered = self._training.has_entered = True
             self._entries.note_entry(at, at - member.started_at)
         else:
-            said = self._training.note_save(message, is_stopping=bool(self._stop_signal))
+            is_asked = bool(self._stop_signal) or self.end is not None
+            said = self._training.note_save(message, is_stopping=is_asked)
             return [Announce(said)] if said else []
         return []
 
@@ -305,9 +309,12 @@ class Upkeep:
         living = self._living()
         if self.end is not None or self._stop_signal:
             self._retry_at = None
+            if living and self._kill_at is not None and self._kill_at <= at:
+                self._kill_at = at + _GRACE_SECONDS
+                return [Signal(member.attempt, SIGKILL) for member in living]
             if living:
                 return []
-            if self.end is None and self._training.needs_saver:
+            if self._training.needs_saver:
                 return self._start_saver(at)
             return self._close(self.end or self._stopped())
         if all(member.exit is not None and member.exit.is_well for member in self.members.values()):
@@ -356,6 +363,7 @@ class Upkeep:
     def _start_saver(self, at: float) -> list[Action]:
         """Nobody is left who could save: one process, alone, finds the state, saves it and leaves."""
         self._training.is_closed = True
+        self._kill_at = None if self._kill_at is None else at + _GRACE_SECONDS
         self.generation += 1
         new = self._enroll(0, at)
         self._remember(f"saver {new.attempt}")
@@ -394,10 +402,10 @@ class Upkeep:
         code = exit.code if exit.code is not None else 128 + (exit.signal or 0)
         if len(self._failures[failure]) > allowed:
             why = f"{who}; the budget of {allowed} restarts after {_FAILURES[failure]} is spent"
-            return self._finish(End(code, why, exit.error))
+            return self._give_up(End(code, why, exit.error), at)
         hopeless = self._why_hopeless(member) if failure == "user" else ""
         if hopeless:
-            return self._finish(End(code, f"{who}; {hopeless}", exit.error))
+            return self._give_up(End(code, f"{who}; {hopeless}", exit.error), at)
         self._last_trace = exit.error
         self._fruitless += 1
         if self._fruitless > self.num_ranks:
@@ -451,10 +459,18 @@ class Upkeep:
         member.killed_for = "others"
         return Signal(member.attempt, SIGKILL)
 
+    def _give_up(self, end: End, at: float) -> list[Action]:
+        """End it after too many failures; what was trained is saved, by those who live or by one more."""
+        if not self._training.needs_saver:
+            return self._finish(end)
+        self.end = end
+        self._retry_at, self._kill_at = None, at + _GRACE_SECONDS
+        return [Signal(member.attempt, SIGTERM) for member in self._living()]
+
     def _finish(self, end: End) -> list[Action]:
         """End all that live; the household is over when they are reaped."""
         self.end = end
-        self._retry_at = None
+        self._retry_at, self._training.is_closed = None, True
         living = self._living()
         if not living:
             return self._close(end)

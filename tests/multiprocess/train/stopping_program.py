@@ -1,7 +1,7 @@
 """Several launches of one small training, one after the other in this process; after each of them its exit code is printed.
 
 What happens in step 4 is said by the config: all ranks are killed and Ctrl-C is pressed (`vanish`), Ctrl-C is pressed twice (`twice`), or user code breaks out of its
-loop (`break`); with `sleepy` one rank hangs before it makes its trainer.
+loop (`break`) or raises in this and in every later step (`raise`); with `sleepy` one rank hangs before it makes its trainer.
 """
 
 import os
@@ -56,6 +56,8 @@ def main(run, config):
             if config.case == "break":
                 break
             disturb(run, config.case, pids)
+        if step.index >= 4 and config.case == "raise":
+            raise ValueError("the loop is wrong")
 
 
 def disturb(run, case, pids):
@@ -93,3 +95,4 @@ if __name__ == "__main__":
         launch("-n", "2", "--directory", "twice", "--set", "case=twice")
         launch("-n", "2", "--directory", "broken", "--set", "case=break")
         launch("-n", "2", "--directory", "sleepy", "--set", "case=sleepy")
+        launch("-n", "2", "--directory", "hopeless", "--set", "case=raise")

@@ -28,12 +28,12 @@ def said(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     parts = [part.splitlines() for part in done.stderr.split("$ ")[1:]]
-    assert len(parts) == 7, done.stderr
+    assert len(parts) == len(NAMES), done.stderr
     found = [[line.replace(f"{directory}/", "") for line in lines[1:]] for lines in parts]
     return dict(zip(NAMES, found, strict=True)), directory
 
 
-NAMES = ("refused", "vanished", "resumed", "finished", "twice", "broken", "sleepy")
+NAMES = ("refused", "vanished", "resumed", "finished", "twice", "broken", "sleepy", "hopeless")
 SAVED = "argosy: step {} is saved in {}/checkpoints/step-{:09d}"
 
 
@@ -92,3 +92,10 @@ def test_a_rank_that_hangs_before_it_makes_its_trainer_is_replaced(said):
     assert any("rank 1 has not come to train in " in line for line in lines), lines
     assert lines[-2:] == [SAVED.format(8, "sleepy", 8), "code 0"]
     assert "stopping_program.py" in (said[1] / "sleepy" / "stacks-1.txt").read_text()
+
+
+def test_a_household_that_gives_up_saves_what_its_ranks_have_trained(said):
+    lines, saves = said[0]["hopeless"], saves_in(said[1] / "hopeless")
+    assert any("is saved in hopeless/checkpoints" in line for line in lines), lines
+    assert lines[-1] == "code 1"
+    assert saves[-1] >= "step-000000005"

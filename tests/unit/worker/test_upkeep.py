@@ -472,3 +472,19 @@ def test_a_member_that_never_comes_to_train_is_killed_and_replaced():
     assert said_by(world.said)[-1].startswith("rank 1 has not come to train in 18 s, as others")
     world.exit(late, KILLED, 18.0)
     assert world.of(1) != late
+
+
+def test_a_household_that_gives_up_saves_what_was_trained_first():
+    upkeep = training(hang_seconds=0.0).upkeep
+    error = "Traceback\nValueError: boom"
+    first, staying = upkeep.members[1].attempt, upkeep.members[0].attempt
+    upkeep.exited(first, Exit(1, None, error), 0.0)
+    actions = upkeep.exited(upkeep.members[1].attempt, Exit(1, None, error), 0.0)
+    assert [a.number for a in actions if isinstance(a, Signal)] == [15]
+    assert upkeep.due == 30.0, "it waits for the save, and not for ever"
+    (start,) = upkeep.exited(staying, Exit(None, 15), 1.0)
+    assert start.is_saving
+    assert upkeep.passed(30.9) == []
+    assert upkeep.passed(31.0) == [Signal(start.attempt, SIGKILL)]
+    (end,) = upkeep.exited(start.attempt, KILLED, 31.0)
+    assert (end.code, end.error) == (1, error)
