@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from argosy.control.keeper import census
 from argosy.control.keeper.arenas import ArenaError, Arenas, Blobs
 from argosy.control.keeper.attempts import OrderError, command_line, make_attempt
 from argosy.control.keeper.children import read_report
@@ -130,6 +133,45 @@ def test_a_port_is_held_also_when_its_socket_listens_no_longer():
 
 def test_a_scan_without_a_leader_finds_nobody():
     assert Group("", "mark").members() == []
+
+
+def test_all_who_ask_in_one_turn_share_a_look_at_the_processes(monkeypatch):
+    looks = []
+    look = census.look_at_all
+    monkeypatch.setattr(census, "look_at_all", lambda: looks.append(1) or look())
+    containment, turn = find_containment("argosy-unit-none", "scan"), time.monotonic()
+    containment.lookout.turn_began = lambda: turn
+    groups = [containment.make_group(f"a{number}", f"mark {number}") for number in range(20)]
+    leader = subprocess.Popen(["sleep", "100"])
+    for group in groups:
+        group.add(leader.pid)
+        assert group.kill() == []
+        assert group.is_empty()
+    assert len(looks) == 1
+    turn = time.monotonic()
+    assert groups[0].is_empty()
+    assert len(looks) == 2
+    leader.kill()
+    leader.wait()
+
+
+def test_a_scan_finds_by_session_by_ancestry_and_by_mark():
+    words = ["sh", "-c", "sleep 100 & echo; wait"]
+    leader = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
+    environment = {**os.environ, "ARGOSY_MARK": "some mark"}
+    marked = subprocess.Popen(["sleep", "100"], env=environment, start_new_session=True)
+    leader.stdout.readline()
+    group = find_containment("argosy-unit-none", "scan").make_group("a", "some mark")
+    group.add(leader.pid)
+    found = {seen.pid for seen in group.members()}
+    assert marked.pid in found
+    assert len(found) == 2
+    assert leader.pid not in found
+    assert set(group.kill()) == found
+    marked.wait(10)
+    leader.wait(10)
+    assert group.is_empty()
+    leader.stdout.close()
 
 
 def test_a_containment_that_cannot_be_had_is_an_error_and_auto_always_finds_one():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 MARK_BYTES = 120
@@ -118,19 +119,55 @@ def mark_of(pid: int) -> str:
     return ""
 
 
-def with_descendants(roots: Iterable[int], everybody: dict[int, Seen]) -> set[int]:
-    """The roots and all that descend from them."""
-    children: dict[int, list[int]] = {}
-    for process in everybody.values():
-        children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting.extend(children.get(pid, ()))
-    return found
+class Census:
+    """Every process at one moment, by what binds them together."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        self.everybody = look_at_all()
+        self._children: dict[int, list[int]] = {}
+        self._sessions: dict[int, list[int]] = {}
+        self._marks: dict[str, list[int]] = {}
+        for seen in self.everybody.values():
+            self._children.setdefault(seen.parent, []).append(seen.pid)
+            self._sessions.setdefault(seen.session, []).append(seen.pid)
+
+    def of_session(self, session: int) -> list[int]:
+        """Members of a session."""
+        return self._sessions.get(session, [])
+
+    def of_mark(self, mark: str) -> list[int]:
+        """Processes with this mark; all are asked for theirs by the first question."""
+        if not self._marks:
+            for pid in self.everybody:
+                self._marks.setdefault(mark_of(pid), []).append(pid)
+        return self._marks.get(mark, []) if mark else []
+
+    def with_descendants(self, roots: Iterable[int]) -> set[int]:
+        """The roots and all that descend from them."""
+        found: set[int] = set()
+        waiting = list(roots)
+        while waiting:
+            pid = waiting.pop()
+            if pid not in found:
+                found.add(pid)
+                waiting.extend(self._children.get(pid, ()))
+        return found
+
+
+class Lookout:
+    """Looks at all processes once for everybody who asks in the same turn of a loop: thousands may end in one."""
+
+    def __init__(self) -> None:
+        self.turn_began: Callable[[], float] = time.monotonic
+        """What was seen before this moment is not good enough; by default nothing is."""
+        self._last: Census | None = None
+
+    def look(self) -> Census:
+        """Who lives now, or did at the earliest when this turn began."""
+        if self._last is None or self._last.at < self.turn_began():
+            self._last = Census()
+        return self._last
 
 
 def ancestors(pid: int, everybody: dict[int, Seen]) -> set[int]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from argosy.control.keeper.census import (
+    Lookout,
     Seen,
     is_same_alive,
     kill_seen,
     look_at,
-    look_at_all,
-    mark_of,
     read_once,
     safe_name,
-    with_descendants,
 )
 
 METHODS = ("cgroup2", "freezer", "scan")
@@ -30,9 +29,10 @@ class Group:
 
     method = "scan"
 
-    def __init__(self, path: str, mark: str) -> None:
+    def __init__(self, path: str, mark: str, lookout: Lookout | None = None) -> None:
         self.path = path
         self.mark = mark
+        self.lookout = lookout or Lookout()
         self.leader = 0
         self.known: dict[int, int] = {}
         """pid -> start time of members proven earlier, while their ancestry could still be seen"""
@@ -60,15 +60,11 @@ class Group:
         """Live members except the leader."""
         if self.leader <= 1:
             return []
-        everybody = look_at_all()
+        census = self.lookout.look()
+        everybody = census.everybody
         roots = {pid for pid, start in self.known.items() if _is(everybody, pid, start)}
-        roots.add(self.leader)
-        for process in everybody.values():
-            if process.session == self.leader or (
-                process.pid not in roots and self.mark and mark_of(process.pid) == self.mark
-            ):
-                roots.add(process.pid)
-        found = with_descendants(roots, everybody) - {self.leader, os.getpid()}
+        roots.update((self.leader, *census.of_session(self.leader), *census.of_mark(self.mark)))
+        found = census.with_descendants(roots) - {self.leader, os.getpid()}
         return [everybody[pid] for pid in found if pid in everybody and everybody[pid].is_alive]
 
     def kill(self) -> list[int]:
@@ -218,10 +214,13 @@ class Containment:
     reasons: list[str] = field(default_factory=list)
     """Why better methods could not be used."""
 
+    def __post_init__(self) -> None:
+        self.lookout = Lookout()
+
     def make_group(self, attempt: str, mark: str) -> Group:
         """A new, empty group; raises OSError when the kernel refuses."""
         if self.method == "scan":
-            return Group("", mark)
+            return Group("", mark, self.lookout)
         path = f"{self.root}/{safe_name(attempt)}"
         try:
             os.mkdir(path)
@@ -238,7 +237,11 @@ class Containment:
             return CgroupTwo(path, mark)
         if self.method == "freezer":
             return Freezer(path, mark)
-        return Group("", mark)
+        return Group("", mark, self.lookout)
+
+    def to_state(self) -> dict[str, Any]:
+        """For a successor program."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def limit_memory(self, group: Group, attempt: str, limit_bytes: int) -> MemoryGroup | str:
         """Set the limit; the group to join, or the reason why there is none."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from argosy.control.keeper.attempts import Attempt, close_fd
-from argosy.control.keeper.census import describe, look_at_all
+from argosy.control.keeper.census import describe
 from argosy.control.keeper.children import read_report
 from argosy.control.keeper.containment import Group, remove_tree
 from argosy.control.keeper.ends import frame_of, oldest_generation
@@ -285,7 +285,7 @@ class Exits:
     def report_strangers(self) -> None:
         """Under `scan`: name live children that no attempt can be proven to own; never touch them."""
         known = {a.pid for a in self.keeper.attempts.values() if a.has_process}
-        for seen in look_at_all().values():
+        for seen in self.keeper.containment.lookout.look().everybody.values():
             key = (seen.pid, seen.start)
             if seen.parent != self.keeper.pid or seen.pid in known or not seen.is_alive:
                 continue
@@ -308,7 +308,7 @@ class Sweep:
         self.group: Group | None = attempt.group
         if attempt.group is not None and not attempt.owns_group:
             # A guest in another attempt's cgroup: only its own session and children are its tree.
-            self.group = Group("", keeper.mark(attempt.attempt))
+            self.group = Group("", keeper.mark(attempt.attempt), keeper.containment.lookout)
             self.group.leader = attempt.pid
         self._wake = -1
         self._until = time.monotonic() + _SWEEP_SECONDS

@@ -49,6 +49,8 @@ class Loop:
         self._forgotten: set[int] = set()
         """Descriptors that were forgotten in this wake: whoever has such a number now did not wake us."""
         self._is_running = False
+        self.woke_at = 0.0
+        """When this turn began."""
         self.keep: tuple[object, ...] = ()
         """Objects that must live as long as the loop."""
 
@@ -90,6 +92,7 @@ class Loop:
         self._is_running = True
         while self._is_running:
             ready = self._epoll.poll(self._sleep_seconds(), 256)
+            self.woke_at = time.monotonic()
             self._forgotten.clear()
             for fd, mask in ready:
                 callback = self._callbacks.get(fd)

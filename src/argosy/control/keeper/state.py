@@ -71,6 +71,7 @@ class Keeper:
 
     def __post_init__(self) -> None:
         self.cluster = cluster_key(self.directory)
+        self.containment.lookout.turn_began = lambda: self.loop.woke_at
 
     @property
     def socket_path(self) -> str:

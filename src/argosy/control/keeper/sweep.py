@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from argosy.control.keeper.census import (
+    Census,
     Seen,
     ancestors,
     cluster_key,
@@ -25,7 +26,6 @@ from argosy.control.keeper.census import (
     kill_seen,
     look_at_all,
     mark_of,
-    with_descendants,
 )
 from argosy.control.keeper.containment import processes_in, remove_tree, roots_of_cluster
 from argosy.control.keeper.records import Records
@@ -74,7 +74,8 @@ def sweep_leftovers(directory: str) -> list[str]:
 
 
 def _find_left(cluster: str, attempts: list[dict[str, Any]]) -> list[Seen]:
-    everybody = look_at_all()
+    census = Census()
+    everybody = census.everybody
     own = ancestors(os.getpid(), everybody)
     found: dict[int, Seen] = {}
     for _, path in roots_of_cluster(cluster):
@@ -86,9 +87,9 @@ def _find_left(cluster: str, attempts: list[dict[str, Any]]) -> list[Seen]:
             continue
         if pid in everybody and everybody[pid].start == start:
             roots.add(pid)
-            roots |= {seen.pid for seen in everybody.values() if seen.session == pid}
+            roots.update(census.of_session(pid))
     roots |= {pid for pid in everybody if mark_of(pid).startswith(f"{cluster}.")}
-    for pid in with_descendants(roots - own, everybody):
+    for pid in census.with_descendants(roots - own):
         if pid in everybody and everybody[pid].is_alive:
             found[pid] = everybody[pid]
     return [seen for pid, seen in found.items() if pid not in own]

@@ -169,7 +169,7 @@ class Upgrade:
             "directory": keeper.directory,
             "runtime": keeper.runtime,
             "born": keeper.born,
-            "containment": vars(keeper.containment),
+            "containment": keeper.containment.to_state(),
             "before": vars(keeper.before),
             "listeners": {name: s.fileno() for name, s in keeper.listeners.items()},
             "outbox": keeper.outbox.to_state(),
