@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -159,3 +161,45 @@ def test_a_large_batch_does_not_keep_others_waiting_until_all_of_it_is_started(p
     assert story.index("somebody else") < story.index(20)
     os.close(reader)
     os.close(writer)
+
+
+def test_a_process_whose_end_could_not_be_noticed_is_ended_and_said_not_to_have_started(
+    parts, monkeypatch
+):
+    started = []
+
+    def refuse(pid):
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    attempt = parts.enter(0)
+    attempt.state = "starting"
+    attempt.order = {**order(0), "program": {"kind": "exec", "argv": ["sleep", "100"]}}
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", refuse)
+        parts.starts.start_by_exec(attempt, None, "")
+    assert "Too many open files" in parts.told[0]["error"]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0], os.WNOHANG)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_warm_parent_that_cannot_be_had_leaves_nothing_behind_and_the_batch_goes_on(
+    parts, monkeypatch
+):
+    answers = []
+
+    def refuse(*arguments):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    spec = {"python": sys.executable, "preload": [], "env": {}}
+    before = set(os.listdir("/proc/self/fd"))
+    for module, name in ((socket, "socketpair"), (os, "pidfd_open")):
+        zygotes = Zygotes(parts.keeper)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, refuse)
+            zygotes.request(spec, lambda zygote, why: answers.append((zygote, why)))
+    why = "the warm parent could not be started: Too many open files"
+    assert answers == [(None, why), (None, why)]
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -75,6 +75,18 @@ def start_child(errand: Errand) -> tuple[int, int]:
     return pid, report_read
 
 
+def open_child(pid: int) -> int:
+    """The pidfd of a new child; without one its end would never be noticed, so it is ended now. Raises OSError."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        os.kill(pid, signal.SIGKILL)  # it is not reaped, so the number is its own
+        os.waitpid(pid, 0)
+        raise
+
+
 def read_report(text: bytes) -> tuple[list[str], str]:
     """(notes, error) of what a child said."""
     notes: list[str] = []

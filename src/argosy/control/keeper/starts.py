@@ -23,7 +23,7 @@ from argosy.control.keeper.attempts import (
     make_attempt,
 )
 from argosy.control.keeper.census import look_at
-from argosy.control.keeper.children import Errand, read_report, start_child
+from argosy.control.keeper.children import Errand, open_child, read_report, start_child
 from argosy.control.keeper.environment import (
     build_affinity,
     build_environment,
@@ -277,7 +277,7 @@ class Starts:
             self._contain(attempt)
             errand = self._make_errand(attempt, store, owned)
             pid, attempt.report = start_child(errand)
-            attempt.pidfd = os.pidfd_open(pid)
+            attempt.pidfd = open_child(pid)
         except (OrderError, ArenaError) as error:
             self.exits.fail(attempt, str(error))
             return

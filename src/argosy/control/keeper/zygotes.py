@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.control.keeper.attempts import close_fd
-from argosy.control.keeper.children import Errand, read_report, start_child
+from argosy.control.keeper.children import Errand, open_child, read_report, start_child
 from argosy.control.keeper.containment import Group
 from argosy.control.keeper.frames import MOST_AGENT_BYTES, Connection, Message
 from argosy.control.keeper.kernel import send_signal
@@ -180,10 +180,32 @@ class Zygotes:
     # --- life of a zygote ---------------------------------------------------------------------
 
     def _start(self, entry: Entry) -> None:
+        try:
+            self._start_first(entry)
+        except OSError as error:
+            self._fail(entry, f"the warm parent could not be started: {error.strerror}")
+
+    def _start_first(self, entry: Entry) -> None:
+        """Raises OSError, and then nothing is left of it."""
         ours, theirs = socket.socketpair()
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        report = -1
+        try:
+            with theirs:
+                pid, report, group = self._fork_first(entry, theirs)
+            zygote = self._add(entry, 1, pid, ours)
+        except OSError:
+            ours.close()
+            close_fd(report)
+            raise
+        zygote.group, zygote.report = group, report
+        self._expect_ready(zygote)
+        modules = entry.spec["preload"]
+        zygote.connection.send({"type": "preload", "modules": modules, "layer": 1})
+
+    def _fork_first(self, entry: Entry, theirs: socket.socket) -> tuple[int, int, Group]:
         self._next_mark += 1
         mark = self.keeper.mark(f"zygote-{self._next_mark}")
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
             group = self.keeper.containment.make_group(f"zygote-{self._next_mark}", mark)
             env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -199,25 +221,16 @@ class Zygotes:
                 entries=[group.entry] if group.entry else [],
             )
             pid, report = start_child(errand)
-        except OSError as error:
-            ours.close()
-            self._fail(entry, f"the warm parent could not be started: {error.strerror}")
-            return
         finally:
-            theirs.close()
             os.close(null)
         group.leader = pid
-        zygote = self._add(entry, 1, pid, ours)
-        zygote.group = group
-        zygote.report = report
-        self._expect_ready(zygote)
-        modules = entry.spec["preload"]
-        zygote.connection.send({"type": "preload", "modules": modules, "layer": 1})
+        return pid, report, group
 
     def _expect_ready(self, zygote: Zygote) -> None:
         zygote.timer = self.keeper.loop.after(IMPORT_SECONDS, lambda: self._hung(zygote))
 
     def _add(self, entry: Entry, layer: int, pid: int, sock: socket.socket) -> Zygote:
+        pidfd = open_child(pid)
         connection = Connection(
             self.keeper.loop,
             sock,
@@ -226,7 +239,6 @@ class Zygotes:
             most_bytes=MOST_AGENT_BYTES,
             most_queued_bytes=8 * MOST_AGENT_BYTES,
         )
-        pidfd = os.pidfd_open(pid)
         zygote = Zygote(entry, layer, pid, pidfd, connection, None)
         entry.zygotes.append(zygote)
         self.keeper.loop.watch(pidfd, READ, lambda mask: self._died(zygote))
@@ -266,7 +278,8 @@ class Zygotes:
         pid = int(message["pid"])
         try:
             zygote = self._add(below.entry, int(message.get("layer", 2)), pid, sock)
-        except ProcessLookupError:
+        except OSError as error:
+            log(f"zygote {pid} cannot be kept: {error.strerror}")
             sock.close()
             return
         self._next_mark += 1
