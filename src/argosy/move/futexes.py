@@ -25,11 +25,21 @@ _LOCK_SECONDS = 10.0
 _WAIT, _WAKE = 0, 1
 _EVERYBODY = (1 << 31) - 1
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_NUMBER = _NUMBERS.get(platform.machine())
 _IS_ORDERED = platform.machine() == "x86_64"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
+_syscall.argtypes = (
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int,
+)
 _fence_word = ctypes.c_uint32(0)
 _swapping = threading.Lock()
 
@@ -198,21 +208,13 @@ def _fence() -> None:
 
 
 def _futex(word: int, operation: int, value: int, timeout: object) -> None:
-    number = _NUMBERS.get(platform.machine())
-    if number is None:
+    if _NUMBER is None:
         raise ConfigError(
             f"waiting on shared memory is not known for {platform.machine()} without native code",
             fix="install a C compiler and reinstall argosy",
         )
-    result = _syscall(
-        ctypes.c_long(number),
-        ctypes.c_void_p(word),
-        ctypes.c_int(operation),
-        ctypes.c_uint32(value),
-        timeout,
-        None,
-        ctypes.c_int(0),
-    )
+    if _syscall(_NUMBER, word, operation, value, timeout, None, 0) >= 0:
+        return
     failure = ctypes.get_errno()
-    if result < 0 and failure not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+    if failure not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
         raise OSError(failure, f"futex: {os.strerror(failure)}")

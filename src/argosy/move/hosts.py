@@ -20,7 +20,7 @@ from argosy.move.torchroute import TorchRoute
 from argosy.native import loader
 
 SPLIT = "ARGOSY_LOCALITY"
-_SLOT_BYTES = 3 << 19
+_SLOT_BYTES = (3 << 19) + hostmemory.PAGE
 _SLOTS_BYTES = 16 << 20
 """A group of many ranks gets smaller slots."""
 

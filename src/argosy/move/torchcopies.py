@@ -10,13 +10,13 @@ import ctypes
 
 from argosy.move import verdicts
 from argosy.move.calls import Kind
-from argosy.move.torchepochs import Epochs, Step
+from argosy.move.torchepochs import SIZES_BYTES, Epochs, Step
 from argosy.native import loader
 
 
 def copy(epochs: Epochs, step: Step) -> None:
     """All-gather, gather, broadcast and scatter."""
-    chunk, total = epochs.stage_bytes, step.call.num_bytes
+    chunk, total = epochs.slot_bytes, step.call.num_bytes
     num_chunks = max(1, -(-total // chunk))
     work = _Copy(epochs, step)
     for index in range(num_chunks + 1):
@@ -76,27 +76,27 @@ class _Copy:
 
 def all_to_all(epochs: Epochs, step: Step) -> None:
     """The first chunk travels with the sizes: all then know the number of chunks, and judge alike whether sizes agree."""
-    call, share = step.call, epochs.share_bytes
+    call, chunk = step.call, epochs.message_bytes
     inputs = [(tensor.data_ptr(), tensor.nbytes) for tensor in call.inputs]
     outputs = [(tensor.data_ptr(), tensor.nbytes) for tensor in call.outputs]
     _tell_sizes(epochs, [size for _, size in (*inputs, *outputs)])
     num_chunks, index = 1, 0
     while index <= num_chunks:
-        now, before = index * share, (index - 1) * share
+        now, before = index * chunk, (index - 1) * chunk
         for rank in range(epochs.size):
             given, num_bytes = inputs[rank]
             if index < num_chunks and rank != epochs.rank:
-                to = epochs.address_now(epochs.rank) + rank * share
-                move(to, given + now, min(share, num_bytes - now))
+                to = epochs.address_now(epochs.rank) + _place(epochs.rank, rank) * chunk
+                move(to, given + now, min(chunk, num_bytes - now))
             if index > 0:
                 out, num_bytes = outputs[rank]
-                theirs = epochs.address_before(rank) + epochs.rank * share
+                theirs = epochs.address_before(rank) + _place(rank, epochs.rank) * chunk
                 source = given + before if rank == epochs.rank else theirs
-                move(out + before, source, min(share, num_bytes - before))
+                move(out + before, source, min(chunk, num_bytes - before))
         if index < num_chunks:
             epochs.meet(step, is_first=index == 0)
         if index == 0:
-            num_chunks = max(1, -(-_largest_part(epochs, step) // share))
+            num_chunks = max(1, -(-_largest_part(epochs, step) // chunk))
         index += 1
 
 
@@ -106,15 +106,19 @@ def move(to: int, source: int, num_bytes: int) -> None:
         ctypes.memmove(to, source, num_bytes)
 
 
+def _place(sender: int, taker: int) -> int:
+    """Of a message in its sender's slot, which has none for itself."""
+    return taker - (taker > sender)
+
+
 def _tell_sizes(epochs: Epochs, sizes: list[int]) -> None:
-    # Behind what is staged there is room for a reduced slice: here for what each rank sends and takes.
     told = (ctypes.c_int64 * len(sizes))(*sizes)
-    room = epochs.address_now(epochs.rank) + epochs.stage_bytes
+    room = epochs.address_now(epochs.rank) + epochs.slot_bytes - SIZES_BYTES
     move(room, ctypes.addressof(told), ctypes.sizeof(told))
 
 
 def _told_sizes(epochs: Epochs, rank: int) -> list[int]:
-    room = epochs.address_before(rank) + epochs.stage_bytes
+    room = epochs.address_before(rank) + epochs.slot_bytes - SIZES_BYTES
     return (ctypes.c_int64 * (2 * epochs.size)).from_address(room)[:]
 
 

@@ -14,10 +14,12 @@ import torch
 from argosy.errors import PeerLost, TimedOut
 from argosy.move import verdicts, waits
 from argosy.move.calls import Call
-from argosy.move.segment import ARRIVED, BROKEN, GENERATION, SAID, stage_bytes
+from argosy.move.segment import ARRIVED, BROKEN, GENERATION, MAX_RANKS, SAID, stage_bytes
 from argosy.native import loader
 
 ALIGNMENT = 64
+SIZES_BYTES = 16 * MAX_RANKS
+"""At the end of a slot in an all-to-all: what a rank sends to each other one and takes from it."""
 _SAID = struct.Struct("<QQdQ")
 
 
@@ -39,6 +41,10 @@ class Epochs:
         self.stage_bytes = stage_bytes(segment.slot_bytes, self.size)
         self.share_bytes = self.stage_bytes // self.size // ALIGNMENT * ALIGNMENT
         """Of a slot in which every rank has a part."""
+        self.slot_bytes = segment.slot_bytes
+        messages_bytes = segment.slot_bytes - SIZES_BYTES
+        self.message_bytes = messages_bytes // max(1, self.size - 1) // ALIGNMENT * ALIGNMENT
+        """Of a slot with a message for every other rank, and the sizes of all of them."""
         self.slots = [
             [segment.slot(rank, parity) for rank in range(self.size)] for parity in range(2)
         ]
