@@ -27,7 +27,7 @@ from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.eventlog import EventLog, run_of
 from argosy.control.evidence import Evidence
 from argosy.control.expiry import Expiry
-from argosy.control.faults import FaultOrder, check_future
+from argosy.control.faults import FaultOrder, check_future, choose_role
 from argosy.control.home import Cluster
 from argosy.control.placement import num_processes
 from argosy.control.rundirs import make_run_directory, write_end
@@ -202,6 +202,12 @@ class Conductor:
     async def scale(self, run: str, size: int, *, role: str | None, may_restart: bool) -> str:
         """Give a gang another size; the command's id once that is durable."""
         await self._check_log()
+        supervisor = self.coordinator.runs.get(run)
+        if supervisor is not None:
+            gang = choose_role(supervisor.roles, role)
+            more = max(0, size - len(gang.alive()))
+            spec = msgspec.structs.replace(gang.spec, count=more, spares=0)
+            await self._check_hosts(RunSpec(roles={gang.name: spec}))
         command, outputs = self._ask_decider(
             self.coordinator.scale, run, size, role=role, may_restart=may_restart
         )
@@ -265,7 +271,7 @@ class Conductor:
             if not shortage:
                 return
         if shortage:
-            what = f"the run has {pythons + commands} processes; {shortage['what']}"
+            what = f"{pythons + commands} processes are too many; {shortage['what']}"
             raise ConfigError(what, fix=str(shortage["fix"]))
 
     async def wait_durable(self) -> None:

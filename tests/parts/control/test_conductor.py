@@ -102,13 +102,18 @@ def test_a_run_with_more_processes_than_a_host_can_hold_is_refused_at_once(tmp_p
             "a": RoleSpec(command=["true"], count=9000),
             "b": RoleSpec(script="b.py", count=500, gang=True, spares=4),
         }
-        with pytest.raises(ConfigError, match="has 9504 processes; there is room for 100") as error:
+        with pytest.raises(
+            ConfigError, match="9504 processes are too many; there is room"
+        ) as error:
             await conductor.submit(Submission(spec=RunSpec(roles=roles)))
         assert error.value.fix == "use fewer"
         assert asked == [{"commands": 9000, "pythons": 504}]
         assert conductor.coordinator.runs == {}
-        await conductor.submit(Submission(spec=RunSpec(roles={"a": RoleSpec(command=["true"])})))
+        small = {"a": RoleSpec(command=["true"], count=4, gang=True)}
+        [submitted] = await conductor.submit(Submission(spec=RunSpec(roles=small)))
         assert len(asked) == 1
+        with pytest.raises(ConfigError, match="4000 processes are too many"):
+            await conductor.scale(submitted["run"], 4000, role=None, may_restart=False)
 
     with_conductor(tmp_path, test)
 
