@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from argosy.checkpoint.commits import Store
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.tiers import claims, uploads
+from argosy.checkpoint.tiers.buckets import Bucket
 from argosy.checkpoint.tiers.chain import Hop, order
 from argosy.checkpoint.tiers.keeping import Keeper
 from argosy.checkpoint.tiers.pulls import pull
@@ -425,6 +427,24 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(tmp_path):
     checkpointer._chain.remote.bucket.patience_seconds = 0.1
     assert checkpointer.load({"user": {}, "note": ""}).step == 1
     assert "secret" not in repr(objects)
+
+
+def test_a_fork_of_a_process_that_has_used_a_store_is_refused_and_does_not_hang():
+    options = {"endpoint": "http://127.0.0.1:1", "region": "r", "skip_signature": "true"}
+    bucket = Bucket("s3://bucket/prefix", options, patience_seconds=0)
+    with pytest.raises(TimedOut):
+        bucket.list()
+    for use in (bucket.list, lambda: Bucket("s3://other", options).list()):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                use()
+            except ConfigError as failure:
+                os._exit("in a fork of process" in failure.what)
+            finally:
+                os._exit(70)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_objects_of_another_run_are_not_loaded(far, tmp_path):

@@ -36,6 +36,9 @@ _PARTS_AT_ONCE = 3
 
 T = TypeVar("T")
 
+_used_by = 0
+"""The process that first reached a store over the network here: the library's threads do not survive a fork, and it would wait for them for ever."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -65,6 +68,7 @@ class Bucket:
         """When everything is given up, by the monotonic clock."""
         self._library = _library()
         self.directory = _directory_of(self.url)
+        self._refuse_fork()
         self._store = self._opened(dict(options or {}), is_made)
 
     def list(self, prefix: str = "") -> dict[str, Found]:
@@ -189,6 +193,7 @@ class Bucket:
 
     def _again(self, what: str, call: Callable[[], T]) -> T:
         """Try until it works, cannot work, or the patience is over; FileNotFoundError is the caller's."""
+        self._refuse_fork()
         deadline = min(time.monotonic() + self.patience_seconds, self.until)
         pause = _FIRST_PAUSE
         while True:
@@ -207,6 +212,17 @@ class Bucket:
                 _LOG.info("%s: trying again: %s", self.url, _first_line(failure))
             time.sleep(wait)
             pause = min(_LONGEST_PAUSE, 2 * pause)
+
+    def _refuse_fork(self) -> None:
+        global _used_by
+        if self.directory is not None:
+            return
+        _used_by = _used_by or os.getpid()
+        if _used_by != os.getpid():
+            raise ConfigError(
+                f"{self.url} cannot be used in a fork of process {_used_by}, which has used an object store",
+                fix="use object stores only after the fork, or start processes by spawn",
+            )
 
     def _refuse(self, what: str, failure: Exception) -> None:
         """Raise when trying again cannot help."""
