@@ -24,7 +24,7 @@ def up(arguments: Arguments) -> int:
     controller = connect()
     with Progress().during("starting the cluster"):
         is_new = bring_up(controller.cluster)
-        status = await_controller(controller.cluster)
+        status = await_controller(controller.cluster, with_host=True)
     if arguments.get("json"):
         print(json.dumps({**status, "is_new": is_new}))
         return 0

@@ -215,22 +215,26 @@ def _remove_locks(cluster: Cluster) -> None:
         pass  # something else is in it, and stays
 
 
-def await_controller(cluster: Cluster) -> dict[str, Any]:
-    """Wait until the controller answers; its status."""
+def await_controller(cluster: Cluster, *, with_host: bool = False) -> dict[str, Any]:
+    """Wait until the controller answers, and with `with_host` until this host's agent has come to it; its status."""
     client = controller_client(cluster)
     deadline = time.monotonic() + UP_SECONDS
     while True:
         try:
             status: dict[str, Any] = client.get("/v1/status")
-            return status
+            if status["keeper"] or not with_host:
+                return status
+            missing = "no agent has come to the controller"
         except OSError as error:
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"the cluster did not come up within {UP_SECONDS:.0f} s ({error})",
-                    fix=f"see {cluster.log('keeper')} and {cluster.log('controller')}",
-                )
-            # The keeper binds the sockets a moment after it is started; nothing announces that to strangers.
-            time.sleep(0.01)
+            missing = str(error)
+        if time.monotonic() > deadline:
+            logs = ("keeper", "controller", "agent") if with_host else ("keeper", "controller")
+            raise ClusterError(
+                f"the cluster did not come up within {UP_SECONDS:.0f} s ({missing})",
+                fix=f"see {', '.join(str(cluster.log(part)) for part in logs)}",
+            )
+        # The keeper binds the sockets a moment after it is started; nothing announces that to strangers.
+        time.sleep(0.01)
 
 
 def controller_client(cluster: Cluster) -> Client:
