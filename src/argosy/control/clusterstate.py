@@ -102,7 +102,7 @@ class ClusterState:
         elif isinstance(fact, RunEnded):
             # Not even its submission can be read: it is known only as one that has ended.
             self.counts["ended"] += 1
-            self.retention.end(fact.run)
+            self.retention.end(fact.run, 0)
 
     def _take_place(self, event: Event) -> None:
         if event.seq != self.seq + 1 and not self.seq < event.seq <= self._gaps_below:
@@ -249,7 +249,7 @@ class ClusterState:
 
     def _effect_ended(self, event: Event, supervisor: Supervisor, fact: RunEnded) -> None:
         self.counts["ended"] += 1
-        self.retention.end(fact.run)
+        self.retention.end(fact.run, len(supervisor.attempts))
         self._is_queue_dirty = True
         if supervisor.admitted is None:
             self.queue.remove(fact.run)

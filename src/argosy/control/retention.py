@@ -15,6 +15,10 @@ from argosy.control.identity import counter_of
 from argosy.errors import ForgottenError, NotFoundError
 
 KEEP_ENDED = 1000
+KEEP_ATTEMPTS = 20_000
+"""Starts of processes in all those runs: a new controller reads the events of them all."""
+LEAST_ENDED = 10
+"""So many are kept however large they were."""
 MOST_AT_ONCE = 1000
 """Runs in one fact: a log from before there was retention is worked off in several."""
 
@@ -28,13 +32,16 @@ class Retention:
         self.num_submitted = 0
         self.num_forgotten = 0
         """Of which this controller knows."""
-        self._ended: dict[str, None] = {}
-        """In the order of their ends; one that is asked for counts as the newest."""
+        self.keep_attempts = KEEP_ATTEMPTS
+        self._ended: dict[str, int] = {}
+        """Starts of processes of each, in the order of their ends; one that is asked for counts as the newest."""
+        self._num_attempts = 0
         self._held: Counter[str] = Counter()
 
-    def end(self, run: str) -> None:
-        """A run has ended."""
-        self._ended[run] = None
+    def end(self, run: str, num_attempts: int) -> None:
+        """A run has ended, after so many starts of processes."""
+        self._ended[run] = num_attempts
+        self._num_attempts += num_attempts
 
     def has_ended(self, run: str) -> bool:
         """It has, and is not forgotten."""
@@ -43,8 +50,7 @@ class Retention:
     def ask(self, run: str) -> None:
         """Somebody wants to know about it."""
         if run in self._ended:
-            del self._ended[run]
-            self._ended[run] = None
+            self._ended[run] = self._ended.pop(run)
 
     @contextmanager
     def held(self, run: str) -> Iterator[None]:
@@ -59,18 +65,31 @@ class Retention:
 
     def choose(self, is_busy: Callable[[str], bool]) -> list[str]:
         """The runs to forget now: none until there is a batch of them beyond those that are kept."""
-        excess = len(self._ended) - self.keep_ended
+        excess = max(len(self._ended) - self.keep_ended, 0)
+        least = self.batch
         if excess < self.batch:
-            return []
+            excess, least = self._num_too_large(), 1
         oldest = islice(self._ended, min(excess, MOST_AT_ONCE))
         chosen = [run for run in oldest if run not in self._held and not is_busy(run)]
-        return chosen if len(chosen) >= self.batch else []
+        return chosen if len(chosen) >= least else []
+
+    def _num_too_large(self) -> int:
+        """How many of the oldest have to go because all together are clearly too large."""
+        too_many, count = self._num_attempts - self.keep_attempts, 0
+        if too_many <= self.keep_attempts // 10:
+            return 0
+        for num_attempts in islice(self._ended.values(), max(0, len(self._ended) - LEAST_ENDED)):
+            if too_many <= 0:
+                break
+            too_many -= num_attempts
+            count += 1
+        return count
 
     def forget(self, runs: list[str]) -> None:
         """They were forgotten."""
         self.num_forgotten += len(runs)
         for run in runs:
-            self._ended.pop(run, None)
+            self._num_attempts -= self._ended.pop(run, 0)
 
     def missing(self, run: str, runs_directory: str) -> NotFoundError:
         """The error for a run that is not known."""
@@ -78,7 +97,7 @@ class Retention:
         if self.num_forgotten and counter is not None and 0 < counter <= self.num_submitted:
             return ForgottenError(
                 f"run {run} is not known any more: of the runs that have ended, the newest "
-                f"{self.keep_ended} are kept",
+                f"{self.keep_ended} are kept, fewer if they had very many processes",
                 fix=f"look in {runs_directory}/{run}: what is left of it; end.json says how it ended",
             )
         return NotFoundError(f"there is no run {run}", fix="`argosy ps` lists the runs")

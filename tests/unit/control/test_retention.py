@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from argosy.config.spec import Backoff, RoleSpec
 from argosy.control.coordinator import PUT_ASIDE, Coordinator
 from argosy.control.identity import counter_of, run_id
-from argosy.control.retention import Retention
+from argosy.control.retention import LEAST_ENDED, Retention
 from argosy.errors import ForgottenError, InvariantError, NotFoundError
 from argosy.protocol.facts import (
     CommandAccepted,
@@ -84,6 +84,24 @@ def test_the_oldest_ended_runs_are_forgotten_in_a_batch():
     assert list(host.coordinator.runs)[:19] == first[2:]
     assert len(host.coordinator.runs) == 20
     assert host.coordinator.counts == {"queued": 0, "running": 0, "ended": 22}
+
+
+def test_large_runs_are_forgotten_before_there_are_many_but_the_last_ones_never():
+    host = ScriptedHost(keep_ended=100)
+    host.coordinator.retention.keep_attempts = 50
+    for _ in range(14):
+        host.submit({"a": task(count=4)})
+        host.start()
+        for index in range(4):
+            host.exit(f"a.{index}.0", code=0)
+    [fact] = host.facts(RunsForgotten)
+    assert len(fact.runs) == 2
+    assert len(host.coordinator.runs) == 12
+    check_replay(host)
+    host.coordinator.retention.keep_attempts = 5
+    run_through(host, 1)
+    assert len(host.coordinator.runs) == LEAST_ENDED
+    check_replay(host)
 
 
 def test_a_run_that_lives_or_waits_is_never_forgotten():
@@ -208,7 +226,7 @@ def test_an_old_log_with_very_many_runs_is_worked_off_at_its_first_start():
 def test_one_fact_holds_a_bounded_number_of_runs():
     retention = Retention(keep_ended=10)
     for number in range(2500):
-        retention.end(f"r{number}")
+        retention.end(f"r{number}", 1)
     sizes = []
     while chosen := retention.choose(lambda run: False):
         retention.forget(chosen)
