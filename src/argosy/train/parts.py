@@ -224,7 +224,7 @@ class Parts:
 
     def save(self) -> None:
         """Save the committed version, on one of the ranks that call this at once."""
-        path = self.saver.save_once(lambda: self.crew.is_first_living, owner=self.crew.rank)
+        path = self.saver.save_once(lambda: self.crew.is_first_living)
         if path is not None or not int(self.committed.ledger["step"]):
             self._tell_saved(path)
 

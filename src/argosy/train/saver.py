@@ -19,7 +19,7 @@ from argosy.checkpoint.checkpointer import Checkpointer
 from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.loading import Loaded
 from argosy.checkpoint.schedules import Schedule
-from argosy.errors import ArgosyError, GenerationChanged
+from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
 from argosy.train.checkpoints import Checkpoints
 from argosy.train.memories import Hold, Memories, Version
@@ -28,6 +28,8 @@ from argosy.train.storedstate import KEY, StoredVersion
 _LOG = logging.getLogger("argosy.train")
 _NICE = 10
 _WAIT_SECONDS = 20.0
+_TURN_SECONDS = 1.0
+_LOOK_SECONDS = 0.02
 FOLDER = "checkpoints"
 """In a run's directory."""
 
@@ -61,6 +63,7 @@ class Saver:
         )
         self._schedule = Schedule(Interval(), Group(0, 1))
         self._owner = owner
+        self._most_seconds = kept.writing.deadline_seconds
         self._began_at = time.monotonic()
         self._last: int | None = None
         self._thread: threading.Thread | None = None
@@ -80,17 +83,18 @@ class Saver:
         """Whether this process is at it."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, *, owner: int | None = None) -> Path:
-        """Save the committed version now; where it is. One that is there already is left as it is.
-
-        `owner` is the number to pin it under, for a rank that has no place in the exchange yet.
-        """
+    def save(self) -> Path:
+        """Save the committed version now; where it is. One that is there already is left as it is, and a save of another process is waited for."""
         self.wait()
-        version, slot = self._state.pin(owner=owner)
-        try:
-            return self._write(self._stored(self._memories.version(slot)))
-        finally:
-            self._state.unpin(version, owner=owner)
+        deadline = time.monotonic() + self._most_seconds
+        while (taken := self._take()) is None:
+            if time.monotonic() >= deadline:
+                raise TimedOut(
+                    f"another process has been saving for {self._most_seconds:.0f} s",
+                    fix="look at the disk; `argosy stacks` shows where it is",
+                )
+            time.sleep(_LOOK_SECONDS)
+        return self._save_taken(*taken)
 
     def has(self, step: int) -> bool:
         """Whether a step is saved."""
@@ -102,16 +106,45 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def save_once(self, is_turn: Callable[[], bool], *, owner: int | None = None) -> Path | None:
-        """One of the ranks that stop saves the committed version; the others wait for it, and take its place if it ends before."""
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while (step := self._committed()) and time.monotonic() < deadline:
+    def save_once(self, is_turn: Callable[[], bool]) -> Path | None:
+        """One of the ranks that stop saves the committed version; the others wait for it, and take its place if it ends before.
+
+        Whose turn it is may be seen differently by ranks that are between two memberships: after a while anybody's it is.
+        """
+        self.wait()
+        began = time.monotonic()
+        while (step := self._committed()) and time.monotonic() - began < _WAIT_SECONDS:
             if self.has(step):
                 return self.path / names.step_name(step)
-            if is_turn():
-                return self.save(owner=owner)
-            time.sleep(0.02)
+            if is_turn() or time.monotonic() - began > _TURN_SECONDS:
+                taken = self._take()
+                if taken is not None:
+                    return self._save_taken(*taken)
+            time.sleep(_LOOK_SECONDS)
         return None
+
+    def _take(self) -> tuple[int, Version, Hold] | None:
+        """Pin the committed version to save it; None while another process is at a save, or the others have just gone on."""
+        self._release_left()
+        if self._state.pins().get(self._owner):
+            return None
+        version, slot = self._state.current()
+        found = self._memories.version(slot)
+        hold = found.hold()  # before the pin: one that nobody holds was left by a dead process
+        if hold is None:
+            return None
+        try:
+            self._state.pin(version, owner=self._owner)
+        except GenerationChanged:
+            hold.release()
+            return None
+        return version, found, hold
+
+    def _save_taken(self, version: int, found: Version, hold: Hold) -> Path:
+        try:
+            return self._write(self._stored(found))
+        finally:
+            self._let_go(version, hold)
 
     def _committed(self) -> int:
         """Steps that are committed; others may go on meanwhile."""
@@ -135,19 +168,10 @@ class Saver:
         return self._last
 
     def _begin(self) -> None:
-        self._release_left()
-        if self._state.pins().get(self._owner):
-            return  # another process has begun one and is at it still
-        version, slot = self._state.current()
-        found = self._memories.version(slot)
-        hold = found.hold()  # before the pin: one that nobody holds was left by a dead process
-        if hold is None:
-            return
-        try:
-            self._state.pin(version, owner=self._owner)
-        except GenerationChanged:
-            hold.release()
-            return  # the others are a step further: the next turn is soon enough
+        taken = self._take()
+        if taken is None:
+            return  # the next turn is soon enough
+        version, found, hold = taken
         stored = self._stored(found)
         self._last, self._began_at = stored.step, time.monotonic()
         self._schedule.requested(stored.step)

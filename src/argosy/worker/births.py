@@ -28,6 +28,7 @@ PARENT = "ARGOSY_HOUSEHOLD"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
 _STACKS_SIGNAL = signal.SIGRTMIN + 8
+_RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 _MOST_CHARACTERS = 64 << 10
 _OOM_SCORE = 500
 _OWN_FILES = frozenset(
@@ -69,7 +70,14 @@ def fork(environment: Mapping[str, str], body: Body | list[str], close_copies: B
     """Fork a rank and return its pid; in the child this never returns."""
     parent = os.getpid()
     _flush()
-    pid = os.fork()
+    # Until the child has handlers of its own a signal to it would be taken by its copy of the parent's, for nothing.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RESET_SIGNALS)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         return pid
     code = 1
@@ -180,7 +188,7 @@ def _separate(parent: int) -> None:
         # When memory runs out a rank can be replaced, its parent cannot.
         file.write(str(_OOM_SCORE))
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
+    for number in _RESET_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

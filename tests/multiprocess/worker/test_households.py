@@ -119,6 +119,19 @@ def test_asked_twice_they_are_killed(start, tmp_path):
     assert not any(map(is_alive, pids_in(tmp_path)))
 
 
+def test_a_rank_that_is_asked_to_stop_in_the_moment_of_its_fork_does():
+    program = (
+        "import os, signal, time\n"
+        "from argosy.worker import births\n"
+        "signal.signal(signal.SIGTERM, lambda number, frame: None)\n"
+        "for _ in range(50):\n"
+        "    pid = births.fork({}, lambda: time.sleep(600), lambda: None)\n"
+        "    os.kill(pid, signal.SIGTERM)\n"
+        "    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGTERM\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS)
+
+
 def test_an_exception_that_comes_back_ends_it_with_one_traceback(run):
     code, output, errors = run("broken")
     assert (code, output) == (1, "")
