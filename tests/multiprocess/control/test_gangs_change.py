@@ -87,7 +87,7 @@ def test_a_gang_is_resized_broken_and_mended_while_it_runs(cluster, tmp_path):
         cluster.post(f"/v1/runs/{run}/scale", {"size": 0})
 
     # A fault for a step is told; a stop at once makes a rank hang, and its peer says so.
-    told = {"fault": "nan", "rank": 1, "step": 40}
+    told = {"fault": "nan", "rank": 1, "step": 1_000_000}
     stop = {"fault": "stop", "rank": 1}
     faults = cluster.post(f"/v1/runs/{run}/faults", {"faults": [told, stop]})["faults"]
     assert [fault["attempt"] for fault in faults] == [f"{run}.train.1.0"] * 2
