@@ -194,6 +194,7 @@ class Leaders:
         return Reason("late", self._ranks[self._index], f"rank {named} did not come in time")
 
     def _judge(self, own: Reason) -> Reason:
+        """What the others say, or who has neither said anything nor a connection; a host that is busy may see that late."""
         began = time.monotonic()
         while time.monotonic() < began + _JUDGEMENT_SECONDS:
             said = {index: self._notes.read(self._note(index)) for index in self.others}
@@ -204,8 +205,6 @@ class Leaders:
                 for index, reason in said.items():
                     if reason is None and torchgroup.is_cut(self._gloo, index):
                         return Reason("lost", self._ranks[index])
-                if not any(said.values()):
-                    return own  # nobody else has failed
             time.sleep(_SLICE_SECONDS)
         return own
 
