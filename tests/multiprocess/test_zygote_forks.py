@@ -408,12 +408,13 @@ def test_a_store_without_torch_is_refused(keeper):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)  # a layer grows on what nobody else wants of the processors
 def test_an_idle_zygote_grows_a_second_layer_that_forks_too(tmp_path):
     with FakeKeeper(tmp_path, preload=["torch"]) as keeper:
-        message, (descriptor,) = receive_frame(keeper.socket)
+        message, (descriptor,) = receive_frame(keeper.socket, timeout=240)
         assert (message["type"], message["layer"]) == ("layer", 2)
         with socket.socket(fileno=descriptor) as second:
-            ready, _ = receive_frame(second)
+            ready, _ = receive_frame(second, timeout=240)
             assert (ready["type"], ready["layer"], ready["threads"]) == ("ready", 2, 1)
             assert f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{message['pid']}/status").read_text()
             source = (
