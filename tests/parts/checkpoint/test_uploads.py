@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from argosy.checkpoint import Checkpointer, Keep, Objects
+from argosy.checkpoint.tiers import claims
 from argosy.checkpoint.tiers.orders import Failed, Uploaded
 from argosy.checkpoint.tiers.remotes import RemoteListing
 from argosy.checkpoint.tiers.uploader import Uploader
@@ -160,3 +163,31 @@ def test_uploads_have_an_interval_in_seconds(tmp_path, far, monkeypatch):
     assert [uploader.offer(step) for step in (1, 2, 3)] == [True, False, False]
     uploader.wait(10)
     uploader.close()
+
+
+SCRIPT = """
+import sys, torch
+from argosy.checkpoint import Checkpointer, Objects
+checkpointer = Checkpointer(sys.argv[1], objects=Objects(sys.argv[2], bytes_per_second=20e6))
+checkpointer.save(1, {"x": torch.zeros(5_000_000)})
+"""
+
+
+def test_a_script_that_ends_without_a_word_leaves_the_upload_to_its_process(tmp_path, far):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "disk", far], timeout=60, check=False
+    )
+    assert done.returncode == 0
+    wait_for(lambda: remote(far).steps() == [1])
+    # It lets go of its lock when it is done.
+    os.close(claims.lock_uploads(tmp_path / "disk", time.monotonic() + 20))
+    assert remote(far).verify(1).faults == []
+
+
+def test_what_cannot_work_is_refused_before_training_begins(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Checkpointer(tmp_path, objects=Objects("s3://b/x", key="no/such/key"))
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ConfigError, match="obstore") as caught:
+        Checkpointer(tmp_path, objects=Objects("s3://b/x"))
+    assert caught.value.fix == "pip install 'argosy[objects]'"

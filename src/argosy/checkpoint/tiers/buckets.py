@@ -165,6 +165,7 @@ class Bucket:
             self._if_there(f"removed: {path}", partial(self._library.delete, self._store, path))
         if self.directory is not None:
             for path in paths:
+                _remove_halves(self.directory / path)
                 try:
                     (self.directory / path).parent.rmdir()
                 except OSError:
@@ -175,9 +176,11 @@ class Bucket:
         if self.directory is None:
             return
         folders = {self.directory, *((self.directory / path).parent for path in paths)}
+        for path in paths:
+            _remove_halves(self.directory / path)
         try:
-            for path in [*(self.directory / path for path in paths), *folders]:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            for one in [*(self.directory / path for path in paths), *folders]:
+                descriptor = os.open(one, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     os.fsync(descriptor)
                 finally:
@@ -193,7 +196,10 @@ class Bucket:
 
     def _again(self, what: str, call: Callable[[], T]) -> T:
         """Try until it works, cannot work, or the patience is over; FileNotFoundError is the caller's."""
+        global _used_by
         self._refuse_fork()
+        if self.directory is None:
+            _used_by = os.getpid()
         deadline = min(time.monotonic() + self.patience_seconds, self.until)
         pause = _FIRST_PAUSE
         while True:
@@ -214,11 +220,7 @@ class Bucket:
             pause = min(_LONGEST_PAUSE, 2 * pause)
 
     def _refuse_fork(self) -> None:
-        global _used_by
-        if self.directory is not None:
-            return
-        _used_by = _used_by or os.getpid()
-        if _used_by != os.getpid():
+        if self.directory is None and _used_by not in (0, os.getpid()):
             raise ConfigError(
                 f"{self.url} cannot be used in a fork of process {_used_by}, which has used an object store",
                 fix="use object stores only after the fork, or start processes by spawn",
@@ -281,6 +283,12 @@ class Bucket:
 def _first_line(failure: BaseException) -> str:
     """The libraries' texts go on for a page."""
     return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
+
+
+def _remove_halves(path: Path) -> None:
+    """What the library leaves beside a file of a directory when it is killed while it writes."""
+    for left in path.parent.glob(f"{path.name}#*"):
+        left.unlink(missing_ok=True)
 
 
 def _directory_of(url: str) -> Path | None:

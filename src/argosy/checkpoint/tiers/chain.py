@@ -39,17 +39,21 @@ class Chain:
 
     def __init__(self, disk: Listing, objects: Objects | None) -> None:
         self._disk = disk
-        self._objects = objects
-        self._remote: RemoteListing | None = None
+        # At once: an address, a key or a package that cannot be used is refused before anything begins. Nothing is asked yet.
+        self._remote = (
+            None
+            if objects is None
+            else RemoteListing.of(objects, patience_seconds=_PATIENCE_SECONDS)
+        )
 
     @property
     def has_objects(self) -> bool:
         """Whether there is more than the disk."""
-        return self._objects is not None
+        return self._remote is not None
 
     def hops(self, step: int | None = None) -> list[Hop]:
         """What to try, the best first: all steps, or the copies of one; the disk's is tried when there is none of that."""
-        if self._objects is None:
+        if self._remote is None:
             return order(self._disk.steps(), []) if step is None else [Hop(step)]
         on_disk = self._disk.steps()
         found = order(on_disk, self._in_objects(on_disk))
@@ -69,9 +73,7 @@ class Chain:
     @property
     def remote(self) -> RemoteListing:
         """The object store's listing."""
-        if self._remote is None:
-            assert self._objects is not None
-            self._remote = RemoteListing.of(self._objects, patience_seconds=_PATIENCE_SECONDS)
+        assert self._remote is not None
         return self._remote
 
     def _in_objects(self, on_disk: list[int]) -> list[int]:

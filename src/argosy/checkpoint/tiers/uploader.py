@@ -6,12 +6,14 @@ dies is started again and goes on where it was. Held steps must stay on disk unt
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from argosy.errors import ArgosyError, ClusterError, TimedOut
 _LOG = logging.getLogger("argosy.checkpoint")
 _MOST_WAITING = 2
 _ATTEMPTS = 2
+_HAND_OVER_SECONDS = 10.0
 LOST = "UploaderLost"
 
 Told = Callable[[Uploaded | Failed], None]
@@ -45,10 +48,13 @@ class Uploader:
         self._current: int | None = None
         self._is_read = False
         """Whether the current step is still needed on disk."""
+        self._is_handed = False
+        """Whether the process has been told of the current step: then it finishes it, whatever becomes of this one."""
         self._done_bytes = 0
         self._offered_at: float | None = None
         self._failures: list[ArgosyError] = []
         self._is_closing = False
+        self._is_abandoned = False
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self.uploaded: list[int] = []
@@ -71,6 +77,8 @@ class Uploader:
                     target=self._run, name="argosy-uploader", daemon=True
                 )
                 self._thread.start()
+                # At the end of the interpreter this thread stands still: nobody may wait for it then.
+                atexit.register(_abandon, weakref.ref(self))
             self._changed.notify_all()
         for one in left_out:
             _LOG.warning("step %d is not uploaded: uploads are slower than saves", one)
@@ -114,11 +122,20 @@ class Uploader:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        if self._thread is not None and self._is_idle():
+        if self._thread is not None and self._is_idle() and not self._is_abandoned:
             self._thread.join()
 
+    def abandon(self) -> None:
+        """The interpreter ends: the process finishes the upload that is under way by itself; nobody waits any more."""
+        with self._changed:
+            # The thread still runs now, and needs a moment to start the process.
+            self._changed.wait_for(lambda: self._is_handed or self._is_idle(), _HAND_OVER_SECONDS)
+            self._is_abandoned = self._is_closing = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
     def _is_idle(self) -> bool:
-        return self._current is None and not self._waiting
+        return self._is_abandoned or (self._current is None and not self._waiting)
 
     def _run(self) -> None:
         """The thread."""
@@ -137,6 +154,7 @@ class Uploader:
             if not self._waiting:
                 return None
             self._current, self._done_bytes, self._is_read = self._waiting.pop(0), 0, True
+            self._is_handed = False
             return self._current
 
     def _finish(self, step: int, answer: Uploaded | Failed) -> None:
@@ -160,6 +178,9 @@ class Uploader:
             assert process.stdout is not None
             process.stdin.write(orders.encode(Send(step=step)))
             process.stdin.flush()
+            with self._changed:
+                self._is_handed = True
+                self._changed.notify_all()
             for line in process.stdout:
                 answer = _decoded(line)
                 if isinstance(answer, Progress):
@@ -198,6 +219,12 @@ class Uploader:
                 except OSError:
                     pass  # it is dead, and what was said to it with it
             process.wait()
+
+
+def _abandon(uploader: weakref.ref[Uploader]) -> None:
+    found = uploader()
+    if found is not None:
+        found.abandon()
 
 
 def error_of(failed: Failed) -> ArgosyError:
