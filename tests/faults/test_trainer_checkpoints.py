@@ -4,6 +4,7 @@ import os
 import random
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,17 @@ def test_without_recovery_what_is_saved_beside_training_is_copied_and_has_the_sa
     kill_after(first, tmp_path, 6, 0.02)
     (run,) = tmp_path.glob("runs/*")
     digest, _ = finish(start(tmp_path, 2, "--resume", run))
+    assert digest == whole[0]
+
+
+def test_a_run_whose_disk_is_lost_goes_on_from_an_object_store(whole, tmp_path):
+    url = (tmp_path / "far").as_uri()
+    digest, _ = finish(start(tmp_path, 2, OBJECTS=url, STEPS="20"))
+    assert digest != whole[0]
+    (run,) = tmp_path.glob("runs/*")
+    shutil.rmtree(run / "checkpoints")
+    digest, errors = finish(start(tmp_path, 3, "--resume", run, OBJECTS=url))
+    assert "goes on from step 20 " in errors
     assert digest == whole[0]
 
 

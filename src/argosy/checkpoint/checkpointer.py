@@ -331,6 +331,11 @@ class Checkpointer:
             self.cleaner.wait()
             self._close_store()
 
+    def unlock(self) -> None:
+        """Let another process save here while nothing is being saved; uploads go on."""
+        self.cleaner.wait()
+        self._close_store()
+
     def _close_store(self) -> None:
         if self._store is not None:
             self._store.close()

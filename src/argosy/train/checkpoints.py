@@ -6,6 +6,7 @@ import dataclasses
 
 from argosy.checkpoint.background import Writing
 from argosy.checkpoint.retention import Keep
+from argosy.checkpoint.tiers.settings import Objects
 from argosy.errors import ConfigError
 
 
@@ -21,6 +22,8 @@ class Checkpoints:
     """Which of them stay."""
     writing: Writing = dataclasses.field(default_factory=Writing)
     """Threads and rate of the writing."""
+    objects: Objects | None = None
+    """An object store that they go to when they are durable, and are loaded from when the disk has none as new."""
 
     def __post_init__(self) -> None:
         if self.every is not None and self.seconds is not None:

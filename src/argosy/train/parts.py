@@ -16,6 +16,7 @@ import torch
 
 from argosy import data as sources
 from argosy.checkpoint import names
+from argosy.checkpoint.tiers.settings import Objects
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
@@ -324,9 +325,12 @@ class Parts:
 
     def _restore(self, first: Version) -> bool:
         """Fill the first version from a checkpoint: of this run, whose memory is lost, or of the one it goes on with; False: it begins anew."""
-        given = self.run.resume_from
-        directories = [self.run.directory] if given is None else [self.run.directory, given]
-        loaded = saver.restore(self._as_part(first), map(Path, directories))
+        given, policy = self.run.resume_from, self.settings.checkpoints
+        directories: list[tuple[Path, Objects | None]] = [(Path(self.run.directory), None)]
+        if given is not None:
+            # Only then: a new run does not go on with what an object store happens to have.
+            directories.append((Path(given), policy.objects if policy is not None else None))
+        loaded = saver.restore(self._as_part(first), directories)
         if loaded is None and given is not None:
             raise ConfigError(
                 f"there is no checkpoint in {given}",

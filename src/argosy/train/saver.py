@@ -19,6 +19,7 @@ from argosy.checkpoint.checkpointer import Checkpointer
 from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.loading import Loaded
 from argosy.checkpoint.schedules import Schedule
+from argosy.checkpoint.tiers.settings import Objects
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
 from argosy.train.checkpoints import Checkpoints
@@ -59,7 +60,12 @@ class Saver:
         self._stored = stored
         kept = policy or Checkpoints()
         self.checkpointer = Checkpointer(
-            self.path, run=run, group=Group(0, 1), keep=kept.keep, writing=kept.writing
+            self.path,
+            run=run,
+            group=Group(0, 1),
+            keep=kept.keep,
+            writing=kept.writing,
+            objects=kept.objects,
         )
         self._schedule = Schedule(Interval(), Group(0, 1))
         self._owner = owner
@@ -142,9 +148,12 @@ class Saver:
 
     def _save_taken(self, version: int, found: Version, hold: Hold) -> Path:
         try:
-            return self._write(self._stored(found))
+            path = self._write(self._stored(found))
         finally:
             self._let_go(version, hold)
+            self.checkpointer.unlock()
+        self.checkpointer.close()  # the process may be about to end: what is to be uploaded is waited for
+        return path
 
     def _committed(self) -> int:
         """Steps that are committed; others may go on meanwhile."""
@@ -205,6 +214,7 @@ class Saver:
             self._said_when_failed(stored, self._write)
         finally:
             self._let_go(version, hold)
+            self.checkpointer.unlock()  # the next one may be another rank's
         self._schedule.saved(0.0, time.monotonic() - self._began_at)
 
     def _save_copied(self, stored: StoredVersion) -> None:
@@ -225,19 +235,19 @@ class Saver:
 
     def _write(self, stored: StoredVersion) -> Path:
         if not self.has(stored.step):
-            try:
-                self.checkpointer.save(
-                    stored.step, {KEY: stored}, metrics=stored.metrics, streams=False
-                )
-            finally:
-                self.checkpointer.close()  # the next one may be another rank's
+            self.checkpointer.save(
+                stored.step, {KEY: stored}, metrics=stored.metrics, streams=False
+            )
         return self.path / names.step_name(stored.step)
 
 
-def restore(stored: StoredVersion, directories: Iterable[Path]) -> Loaded | None:
-    """Fill a version from the newest good checkpoint of the first of these runs' directories that has one."""
-    for directory in directories:
-        with Checkpointer(directory / FOLDER, group=Group(0, 1)) as checkpointer:
+def restore(
+    stored: StoredVersion, directories: Iterable[tuple[Path, Objects | None]]
+) -> Loaded | None:
+    """Fill a version from the newest good checkpoint of the first of these runs' directories, with the object stores they went to, that has one."""
+    for directory, objects in directories:
+        path = directory / FOLDER
+        with Checkpointer(path, group=Group(0, 1), objects=objects) as checkpointer:
             loaded = checkpointer.load({KEY: stored}, streams=False)
         if loaded is not None:
             return loaded

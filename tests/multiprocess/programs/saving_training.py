@@ -39,6 +39,8 @@ def optimizer(params):
 
 
 def main(run):
+    url = os.environ.get("OBJECTS")
+    objects = ar.checkpoint.Objects(url) if url else None
     trainer = run.trainer(
         model=model(),
         data=Rows(),
@@ -48,7 +50,7 @@ def main(run):
         lanes=4,
         ema=0.9,
         recovery=os.environ.get("RECOVERY", "on") == "on",
-        checkpoints=ar.Checkpoints(every=3, keep=ar.checkpoint.Keep(last=3)),
+        checkpoints=ar.Checkpoints(every=3, keep=ar.checkpoint.Keep(last=3), objects=objects),
     )
     for step in trainer.steps(int(os.environ["STEPS"])):
         step()
