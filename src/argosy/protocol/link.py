@@ -361,7 +361,10 @@ def _call(listener: Callable[[Frame], None], frame: Frame) -> None:
     try:
         listener(frame)
     except Exception:  # noqa: BLE001 - the user's code may be behind it
-        traceback.print_exc()
+        try:
+            traceback.print_exc()
+        except (OSError, ValueError):
+            pass  # a program that has closed its stderr does not want to know
 
 
 def _wait_socket(

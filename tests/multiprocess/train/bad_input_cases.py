@@ -304,7 +304,7 @@ def copy_of_save(run):
 def resumed_from_damage(run, damage=None):
     """A copy of the save, with one byte turned or cut short."""
     copied = copy_of_save(run)
-    (tensors,) = copied.rglob("*.safetensors")
+    (tensors,) = copied.rglob("model-*.safetensors")
     whole = bytearray(tensors.read_bytes())
     if damage == "cut":
         del whole[-100:]
@@ -321,7 +321,7 @@ def resumed_from_cut(run):
 
 def resumed_from_no_record(run):
     copied = copy_of_save(run)
-    (record,) = copied.rglob("SAVE.json")
+    (record,) = copied.rglob("MANIFEST.json")
     record.write_text("{")
     run.resume_from = copied
     letters(run, ar.data.Tokens(copied / "code.bin", dtype="uint16", sequence_length=16))

@@ -1,9 +1,11 @@
 """The worker's link over a real socket, with a keeper that the test plays."""
 
+import io
 import json
 import queue
 import socket
 import struct
+import sys
 import threading
 
 import pytest
@@ -92,6 +94,22 @@ def test_a_listener_that_raises_does_not_make_the_process_deaf(keeper, link, cap
         keeper.send(type="told", message={"number": number})
     assert [heard.get(timeout=SECONDS)["message"]["number"] for _ in range(3)] == [0, 1, 2]
     assert "a mistake in a callback" in capfd.readouterr().err
+
+
+def test_nor_does_it_when_nobody_can_be_told(keeper, link, monkeypatch):
+    heard, closed = queue.Queue(), io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+
+    def listen(frame):
+        heard.put(frame)
+        raise RuntimeError("a mistake in a callback")
+
+    link.listen(listen)
+    keeper.accept()
+    for number in range(3):
+        keeper.send(type="told", message={"number": number})
+    assert [heard.get(timeout=SECONDS)["message"]["number"] for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_reply_reaches_who_asked_while_a_listener_is_busy(keeper, link):

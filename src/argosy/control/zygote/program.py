@@ -79,10 +79,18 @@ def _run_script(path: str, main: ModuleType, error_file: str) -> Outcome:
         if path.endswith(".pyc"):
             code: CodeType = loader.get_code("__main__")
         else:
-            code = compile(source, path, "exec", dont_inherit=True)
+            code = _compiled(source, path)
     except (SyntaxError, ValueError, ImportError, EOFError) as error:
         return _report(error.with_traceback(None), error_file)
     return _guard(lambda: exec(code, main.__dict__), error_file)
+
+
+def _compiled(source: bytes, path: str) -> CodeType:
+    """As the interpreter compiles a script: what `compile` calls a ValueError, as bytes of zero before 3.11.4, is one of syntax there."""
+    try:
+        return compile(source, path, "exec", dont_inherit=True)
+    except ValueError as error:
+        raise SyntaxError(str(error), (path, 1, 0, "")) from None
 
 
 def _guard(call: Callable[[], object], error_file: str) -> Outcome:
