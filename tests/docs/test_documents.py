@@ -110,7 +110,7 @@ def test_the_readme_program_gives_the_same_state_with_a_killed_rank_and_on_other
     tmp_path, home
 ):
     (tmp_path / "train.py").write_text((ROOT / "examples" / "train.py").read_text())
-    small = ["--set", "depth=1", "--set", "steps=24"]
+    small = ["--set", "depth=1", "--set", "steps=90"]
     killed = subprocess.Popen(
         [*ARGOSY, "run", "train.py", "-n", "4", *small],
         cwd=tmp_path,
@@ -119,8 +119,8 @@ def test_the_readme_program_gives_the_same_state_with_a_killed_rank_and_on_other
         stderr=subprocess.PIPE,
         text=True,
     )
-    # As soon as the run is known, long before its ranks have come to that step.
-    fault = [*ARGOSY, "fault", "train", "--kill", "rank=2", "--at-step", "12"]
+    # As soon as its ranks can be told, long before they have come to that step.
+    fault = [*ARGOSY, "fault", "train", "--kill", "rank=2", "--at-step", "80"]
     deadline = time.monotonic() + 60
     while run_quietly(fault, home, tmp_path).returncode:
         assert time.monotonic() < deadline

@@ -182,7 +182,7 @@ def test_a_process_whose_end_could_not_be_noticed_is_ended_and_said_not_to_have_
     assert "Too many open files" in parts.told[0]["error"]
     with pytest.raises(ChildProcessError):
         os.waitpid(started[0], os.WNOHANG)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_warm_parent_that_cannot_be_had_leaves_nothing_behind_and_the_batch_goes_on(
@@ -202,4 +202,5 @@ def test_a_warm_parent_that_cannot_be_had_leaves_nothing_behind_and_the_batch_go
             zygotes.request(spec, lambda zygote, why: answers.append((zygote, why)))
     why = "the warm parent could not be started: Too many open files"
     assert answers == [(None, why), (None, why)]
-    assert set(os.listdir("/proc/self/fd")) == before
+    # What earlier tests left to the collector may go meanwhile.
+    assert set(os.listdir("/proc/self/fd")) <= before
