@@ -33,7 +33,7 @@ class ModuleState:
         extra: dict[str, Any] = {}
         for name, value in self._module.state_dict(keep_vars=True).items():
             if isinstance(value, (torch.Tensor, Pieces)):
-                book.add(self._prefix + name, value, _kind_of(value))
+                book.add(self._prefix + name, value, kind_of(value))
             else:
                 path = f"{self._key}/{name}"
                 extra[name] = trees.encode(value, book.store, path)
@@ -45,7 +45,7 @@ class ModuleState:
         """Its tensors are filled where they are."""
         for name, value in self._module.state_dict(keep_vars=True).items():
             if isinstance(value, (torch.Tensor, Pieces)):
-                book.add(self._prefix + name, value, _kind_of(value), is_destination=True)
+                book.add(self._prefix + name, value, kind_of(value), is_destination=True)
         if tree:
             self._extra = {name: decoded(one, book, opened) for name, one in tree.items()}
         self._name_parameters(book)
@@ -74,6 +74,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
             return module
 
 
-def _kind_of(value: torch.Tensor | Pieces) -> Kind:
+def kind_of(value: torch.Tensor | Pieces) -> Kind:
+    """The class of a tensor of a module."""
     is_frozen = isinstance(value, torch.nn.Parameter) and not value.requires_grad
     return "frozen" if is_frozen else "model"

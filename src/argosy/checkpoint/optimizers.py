@@ -31,7 +31,7 @@ class OptimizerState:
         groups, numbers, tensors = [], {}, {}
         for place, group in enumerate(self._optimizer.param_groups):
             own = self._names(book, place, group)
-            settings = {name: value for name, value in group.items() if name not in _STRUCTURE}
+            settings = {name: value for name, value in group.items() if name not in STRUCTURE}
             path = f"{self._key}/group-{place}"
             groups.append({**trees.encode(settings, book.store, path), "parameters": own})
             for name, parameter in zip(own, group["params"], strict=True):
@@ -115,7 +115,8 @@ class OptimizerState:
         return found
 
 
-_STRUCTURE = ("params", "param_names")
+STRUCTURE = ("params", "param_names")
+"""Keys of a parameter group that are no settings."""
 
 
 def _matched(

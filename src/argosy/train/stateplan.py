@@ -1,6 +1,6 @@
 """What a version of the state consists of and where each piece lies in its memory: master values, optimizer state, averages, buffers, the ledger.
 
-Computed alike by every rank from names, shapes and dtypes. Used by memories.py, which maps it, and by saves.py and digests.py, which read it. Pure.
+Computed alike by every rank from names, shapes and dtypes. Used by memories.py, which maps it, and by storedstate.py and digests.py, which read it. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A version of the training state as a part of a checkpoint, and back again.
 
 Values stand under the model's own names, what optimizers keep under the names that an optimizer saved alone has, so that other programs read the weights and a plain script
-goes on from a trainer's checkpoint. Beside them stand the ledger and what must be the same when training goes on. Used by saves.py; reads and fills memory that others have made.
+goes on from a trainer's checkpoint. Beside them stand the ledger and what must be the same when training goes on. Used by saver.py; reads and fills memory that others have made.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from argosy.checkpoint import trees
 from argosy.checkpoint.books import Book
+from argosy.checkpoint.modules import kind_of
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Opened
 from argosy.errors import MismatchError
@@ -69,10 +70,7 @@ class StoredVersion:
     def gather(self, book: Book) -> None:
         """Everything that the model has, what optimizers keep, averages, the ledger."""
         version = self._version
-        for name, value in self._model.state_dict(keep_vars=True).items():
-            if isinstance(value, torch.Tensor):
-                book.add(name, self._trained(name, value), _kind_of(value))
-        self._add_fields(book, version.has_begun, is_destination=False)
+        self._add_tensors(book, version.has_begun, is_destination=False)
         if version.image is not None:
             book.add(f"{KEY}/{IMAGE}", version.image, "optimizer")
         book.values |= {_key(updater): self._tree(updater, book) for updater in self._updaters}
@@ -91,10 +89,14 @@ class StoredVersion:
         known = self._names.get(id(value))
         return self._version.tensor(known) if known in names else value
 
-    def _add_fields(
+    def _add_tensors(
         self, book: Book, has_begun: Callable[[str], bool], *, is_destination: bool
     ) -> None:
-        """Averages, and tensors that optimizers keep."""
+        """What the model has, averages, and tensors that optimizers keep."""
+        for name, value in self._model.state_dict(keep_vars=True).items():
+            if isinstance(value, torch.Tensor):
+                trained = self._trained(name, value)
+                book.add(name, trained, kind_of(value), is_destination=is_destination)
         plan = self._version.plan
         for field, tensor in zip(plan.fields, self._version.tensors, strict=True):
             is_average = field.key == AVERAGE
@@ -145,10 +147,7 @@ class StoredVersion:
         self._check(opened, tree)
         version, self._loaded, self._trees = self._version, tree, opened.trees()
         begun = set(tree["begun"])
-        for name, value in self._model.state_dict(keep_vars=True).items():
-            if isinstance(value, torch.Tensor):
-                book.add(name, self._trained(name, value), _kind_of(value), is_destination=True)
-        self._add_fields(book, begun.__contains__, is_destination=True)
+        self._add_tensors(book, begun.__contains__, is_destination=True)
         size = tree["ledger"].get(IMAGE, 0)
         if size:
             room = version.room_for_image(size)
@@ -192,11 +191,6 @@ class StoredVersion:
 
 def _key(updater: Updater) -> str:
     return f"{_OPTIMIZER}.{updater.name}" if updater.name else _OPTIMIZER
-
-
-def _kind_of(value: torch.Tensor) -> Kind:
-    is_frozen = isinstance(value, torch.nn.Parameter) and not value.requires_grad
-    return "frozen" if is_frozen else "model"
 
 
 def _no_tensor(word: str, name: str) -> Any:

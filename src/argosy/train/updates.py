@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from argosy.checkpoint.optimizers import STRUCTURE
 from argosy.errors import ConfigError
 from argosy.train.memories import Version
 from argosy.train.stateplan import Field, Kind
 
-_STRUCTURE = ("params", "param_names")
 Factory = Callable[["MasterParameters"], torch.optim.Optimizer]
 _KINDS: dict[type, tuple[Kind, torch.dtype]] = {
     bool: ("bool", torch.int64),
@@ -99,7 +99,7 @@ class Updater:
         name_of = {id(p): name for name, p in self._masters.items()}
         found = []
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            settings = {key: value for key, value in group.items() if key not in _STRUCTURE}
+            settings = {key: value for key, value in group.items() if key not in STRUCTURE}
             if "lr" in settings:
                 settings["lr"] = rate
             found.append(([name_of[id(p)] for p in group["params"]], settings))
