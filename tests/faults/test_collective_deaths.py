@@ -79,6 +79,7 @@ def run(fates, stores, **more):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    print(done.stderr)  # which ranks still ran, and where
     found, ranks = {}, []
     for line in done.stdout.splitlines():
         record = json.loads(line)

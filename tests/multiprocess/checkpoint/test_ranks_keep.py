@@ -12,7 +12,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
 from argosy.checkpoint import Checkpointer, Objects, groups
 from argosy.checkpoint.retention import Keep
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, TimedOut
 
 pytestmark = pytest.mark.multiprocess
 
@@ -91,9 +91,10 @@ def test_ranks_link_what_none_of_them_changed_and_never_mix_replicas(ranks, tmp_
 
 def test_ranks_load_their_parts_from_an_object_store_and_fail_together(ranks, tmp_path):
     objects = Objects(f"file://{tmp_path}/far")
-    nowhere = Objects(
-        "s3://bucket/x", options={"endpoint": "http://127.0.0.1:1", "skip_signature": "true"}
-    )
+    nowhere = Objects(f"file://{tmp_path}/nowhere")
+
+    def does_not_answer(prefix=""):
+        raise TimedOut("nowhere cannot be listed", fix="wait")
 
     def body(rank):
         model = Net(rank, 2)
@@ -111,7 +112,7 @@ def test_ranks_load_their_parts_from_an_object_store_and_fail_together(ranks, tm
             tmp_path / "none", group=groups.of_process(seconds=20), objects=nowhere
         )
         if rank == 0:
-            alone._chain.remote.bucket.patience_seconds = 0
+            alone._chain.remote.bucket.list = does_not_answer
         try:
             alone.load({"model": model}, streams=False)
         except ArgosyError as failure:

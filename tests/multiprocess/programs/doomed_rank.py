@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -194,6 +195,7 @@ def interrupted(rank, size):
 
 def member(fate, rank, size, store):
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     said = {"rank": rank, "error": None}
     if SPLIT_AT:
         os.environ["ARGOSY_LOCALITY"] = "left" if rank < SPLIT_AT else "right"
@@ -254,6 +256,12 @@ def main() -> int:
             time.sleep(0.002)
         for pid in pids:
             if pid not in ends:
+                if pid in needed:
+                    print(
+                        f"rank {pids.index(pid)} still runs in {fate}:", file=sys.stderr, flush=True
+                    )
+                    os.kill(pid, signal.SIGUSR1)
+                    time.sleep(1)
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         victim_end = ends.get(pids[VICTIM])
