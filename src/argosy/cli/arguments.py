@@ -31,6 +31,7 @@ _HABITS = {
     "-s": ("--signal",),
     "--mem": ("--memory",),
 }
+_MAY_BE_EMPTY = ("--preload", "--reason", "--why")
 _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -164,6 +165,11 @@ def _store(arguments: Arguments, option: Option, text: str) -> None:
 
 def _convert(option: Option, text: str) -> Any:
     if option.kind == "text":
+        if not text and option.flag not in _MAY_BE_EMPTY:
+            # An unset variable of a shell: what stands for nothing elsewhere was not meant here.
+            raise ConfigError(
+                f"{option.flag} is empty", fix=f"give {option.metavar}, or leave it out"
+            )
         return text
     try:
         if option.kind == "bytes":
@@ -221,6 +227,10 @@ def parse_bytes(text: str) -> int:
 
 def _check_words(arguments: Arguments) -> None:
     verb, words = arguments.verb, arguments.words
+    if "" in words:
+        raise ConfigError(
+            f"a word of `argosy {verb.name}` is empty", fix=f"usage: argosy {verb.usage}"
+        )
     if _takes_program(verb):
         if len(words) > 1:
             raise ConfigError(

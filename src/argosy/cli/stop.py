@@ -22,7 +22,7 @@ def stop(arguments: Arguments) -> int:
 
 def kill(arguments: Arguments) -> int:
     """At once; or only a signal, with --signal."""
-    if arguments.get("signal"):
+    if "signal" in arguments.options:
         return _signal(arguments)
     return _end(arguments, hard=True)
 

@@ -67,6 +67,26 @@ def test_wrong_values_are_refused(text):
     assert refusal(text).fix
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["queue", "cancel", ""], ["stop", ""], ["kill", ""], ["kill", "r1", "--signal", ""], ["kill", "r1", "--signal="],
+     ["run", "--name", "", "a.py"], ["run", ""], ["checkpoint", "show", "s", ""]],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_empty_word_stands_for_nothing(words):
+    verb, rest = find_verb(words)
+    with pytest.raises(ConfigError, match="is empty") as caught:
+        parse(verb, rest)
+    assert caught.value.fix
+
+
+def test_a_list_of_modules_and_a_reason_may_be_empty():
+    verb, rest = find_verb(["run", "--preload", "", "a.py"])
+    assert parse(verb, rest).get("preload") == ""
+    verb, rest = find_verb(["stop", "--reason", ""])
+    assert parse(verb, rest).get("reason") == ""
+
+
 @pytest.mark.parametrize("text", ["ps a b", "up now", "queue cancel", "ps -- x", "queue nonsense"])
 def test_wrong_words_are_refused(text):
     assert refusal(text)
