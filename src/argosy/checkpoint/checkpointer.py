@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 import msgspec
 import torch
 
-from argosy.checkpoint import commits, groups, manifests, names, saving, signatures
+from argosy.checkpoint import commits, groups, manifests, names, records, saving, signatures
 from argosy.checkpoint.background import Background, Writing
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.books import Book
@@ -159,7 +159,7 @@ class Checkpointer:
             run=self._run,
             parent=self._parent,
             world=self._group.size,
-            metrics=dict(metrics or {}),
+            metrics=records.finite(metrics or {}),
             attachments=dict(attachments or {}),
             signing_key=self._signing_key,
         )

@@ -93,7 +93,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     writer: str = ""
     parent: Parent | None = None
     world: dict[str, int] = {}
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | None] = {}
+    """None for what was not finite."""
     files: dict[str, FileRecord]
     tensors: dict[str, TensorRecord]
     aliases: dict[str, str] = {}

@@ -6,6 +6,7 @@ Saves of this process and the writer process end here alike. No torch: what is t
 from __future__ import annotations
 
 import json
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -32,11 +33,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     parent: Parent | None = None
     world: int = 1
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | None] = {}
     attachments: dict[str, bytes] = {}
     """Small files that lie beside the data: a model's config.json."""
     signing_key: str = ""
     """A file with the private key that signs the manifest; unsigned without one."""
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """As they can stand in a manifest: JSON has no NaN and no infinity."""
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 class Reused(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     saved_at: float = 0.0
     num_bytes: int = 0
     """What removing it would free."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | None] = {}
     is_pinned: bool = False
     needs: tuple[int, ...] = ()
     """Steps in whose directories some of its files lie."""
@@ -123,9 +123,12 @@ def best(known: Sequence[Known], keep: Keep) -> list[Known]:
     if keep.best is None:
         return []
     name, sign = keep.best, -1 if keep.best_is_highest else 1
-    rated = [one for one in known if math.isfinite(one.metrics.get(name, math.nan))]
-    rated.sort(key=lambda one: (sign * one.metrics[name], -one.step))
-    return rated[: keep.best_count]
+    rated = [
+        (sign * value, -one.step, one)
+        for one in known
+        if (value := one.metrics.get(name)) is not None and math.isfinite(value)
+    ]
+    return [one for *_, one in sorted(rated, key=lambda row: row[:2])[: keep.best_count]]
 
 
 def _freed(

@@ -57,7 +57,7 @@ def ls(arguments: Arguments) -> int:
             duration(time.time() - row["saved_at"]) + " ago" if row["saved_at"] else "-",
             size(row["bytes"]),
             size(row["own_bytes"]),
-            " ".join(f"{name}={value:.6g}" for name, value in row["metrics"].items()) or "-",
+            _metrics(row["metrics"]) or "-",
             _remark(row),
         ]
         for row in rows
@@ -81,6 +81,13 @@ def _row(listing: Listing, step: int, pins: dict[int, str]) -> dict[str, Any]:
         "own_bytes": collection.own_bytes(manifest),
         "metrics": manifest.metrics,
     }
+
+
+def _metrics(metrics: dict[str, float | None]) -> str:
+    return " ".join(
+        f"{name}=" + ("not finite" if value is None else f"{value:.6g}")
+        for name, value in metrics.items()
+    )
 
 
 def _remark(row: dict[str, Any]) -> str:

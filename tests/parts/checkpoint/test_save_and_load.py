@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from argosy.checkpoint import Checkpointer, Rules
+from argosy.checkpoint import Checkpointer, Keep, Rules
+from argosy.cli.app import main
 from argosy.errors import ConfigError, MismatchError, NotFoundError
 
 
@@ -102,6 +103,21 @@ def test_a_resumed_run_has_the_bits_of_the_uninterrupted_one(tmp_path):
     assert fresh["schedule"].get_last_lr() == state["schedule"].get_last_lr()
     assert fresh["model"].told == {"calls": 3}
     assert fresh["model"].head.weight is fresh["model"].embed.weight
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_loss_that_is_not_finite_costs_no_checkpoint(tmp_path, wait):
+    metrics = {"loss": float("nan"), "most": torch.tensor(float("inf")), "rate": np.float32(0.5)}
+    keep = Keep(last=1, best="loss")
+    with Checkpointer(tmp_path, keep=keep) as checkpointer:
+        checkpointer.save(1, {"value": 1}, metrics={"loss": 2.0})
+        for step in (2, 3):
+            checkpointer.save(step, {"value": step}, metrics=metrics, wait=wait)
+    checkpointer = Checkpointer(tmp_path)
+    assert checkpointer.steps() == [1, 3]
+    with checkpointer.open(3) as third:
+        assert third.manifest.metrics == {"loss": None, "most": None, "rate": 0.5}
+    assert main(["checkpoint", "ls", str(tmp_path)]) == 0
 
 
 def test_ties_are_saved_once_and_non_persistent_buffers_never(tmp_path):
