@@ -13,7 +13,7 @@ from collections.abc import Callable
 from argosy.cli.arguments import parse
 from argosy.cli.grammar import Verb
 from argosy.cli.verbs import VERBS
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, ConfigError
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def _interrupt_once() -> None:
 
 def dispatch(words: list[str]) -> int:
     """Find the verb and carry it out."""
+    _check_text(words)
     if not words or words[0] in ("-h", "--help"):
         words = ["help"]
     elif words[0] in ("-V", "--version"):
@@ -73,6 +74,19 @@ def dispatch(words: list[str]) -> int:
         sys.stdout.write(verb_help(verb))
         return 0
     return int(_load(verb.entry)(arguments) or 0)
+
+
+def _check_text(words: list[str]) -> None:
+    """What is not UTF-8 cannot be sent to the cluster, nor be shown."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            shown = word.encode("utf-8", "backslashreplace").decode()
+            raise ConfigError(
+                f"the word '{shown}' is not UTF-8 text",
+                fix="rename what it names, or let the program read it from a file",
+            )
 
 
 def find_verb(words: list[str]) -> tuple[Verb, list[str]]:

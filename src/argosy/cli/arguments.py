@@ -31,6 +31,8 @@ _HABITS = {
     "-s": ("--signal",),
     "--mem": ("--memory",),
 }
+_MOST_DIGITS = 18
+_MOST_BYTES = 1 << 63
 _MAY_BE_EMPTY = ("--preload", "--reason", "--why")
 _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -219,10 +221,15 @@ def parse_bytes(text: str) -> int:
     """`4G` as bytes; ValueError when it is no size above 0."""
     number = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = number[-1:] if number[-1:] in "KMGT" else ""
-    value = int(float(number.removesuffix(unit)) * _BYTE_UNITS[unit])
-    if value <= 0:
+    value = float(number.removesuffix(unit)) * _BYTE_UNITS[unit]
+    if not 1 <= value < _MOST_BYTES:
         raise ValueError(text)
-    return value
+    return int(value)
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether `int` reads it: not every digit of Unicode is one, and thousands of them are none."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _check_words(arguments: Arguments) -> None:

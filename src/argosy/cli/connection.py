@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+from argosy.cli.arguments import is_whole_number
 from argosy.control.home import Cluster, open_cluster
 from argosy.control.submission import controller_client, reach
 from argosy.errors import ConfigError, ForgottenError, NotFoundError
@@ -145,7 +146,7 @@ def parse_target(text: str) -> Target:
     parts = text.split("/")
     if len(parts) > 3 or (len(parts) > 1 and not all(parts)):
         raise ConfigError(f"{text!r} is not a target", fix="write RUN, RUN/ROLE or RUN/ROLE/INDEX")
-    if len(parts) == 3 and not parts[2].isdecimal():
+    if len(parts) == 3 and not is_whole_number(parts[2]):
         raise ConfigError(
             f"{parts[2]!r} is not the index of a process", fix=f"example: {parts[0]}/{parts[1]}/0"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from argosy.cli.arguments import Arguments
+from argosy.cli.arguments import Arguments, is_whole_number
 from argosy.cli.connection import Target, connect
 from argosy.errors import ConfigError
 
@@ -67,7 +67,7 @@ def _victim(kind: str, text: str) -> dict[str, Any]:
     if kind == "kill" and text in PARTS:
         return {"part": text}
     name, _, rank = text.rpartition("=")
-    if name not in ("", "rank") or not rank.isdecimal():
+    if name not in ("", "rank") or not is_whole_number(rank):
         parts = f", or one of {', '.join(PARTS)}" if kind == "kill" else ""
         raise ConfigError(f"--{kind} {text!r} is no rank", fix=f"--{kind} rank=2{parts}")
     return {"rank": int(rank)}

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from argosy.cli.arguments import Arguments
+from argosy.cli.arguments import Arguments, is_whole_number
 from argosy.cli.connection import Controller, connect
 from argosy.cli.progress import Progress
 from argosy.errors import ClusterError, ConfigError
@@ -44,7 +44,7 @@ def scale(arguments: Arguments) -> int:
 
 
 def _read_size(text: str) -> int:
-    if not text.isdecimal():
+    if not is_whole_number(text):
         raise ConfigError(f"{text!r} is no number of ranks", fix="example: argosy scale train 4")
     return int(text)
 

@@ -13,7 +13,7 @@ from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.tiers.buckets import Bucket
 from argosy.checkpoint.tiers.ciphers import Secret
 from argosy.checkpoint.tiers.remotes import RemoteListing
-from argosy.cli.arguments import Arguments
+from argosy.cli.arguments import Arguments, is_whole_number
 from argosy.errors import ArgosyError, ConfigError, NotFoundError
 
 
@@ -77,7 +77,7 @@ def folder_of(arguments: Arguments) -> Folder:
 
 def directory_of(listing: Listing, word: str) -> Path:
     """A step of the store, or a directory."""
-    if not word.isdigit() and Path(word).is_dir():
+    if not is_whole_number(word) and Path(word).is_dir():
         return Path(word).absolute()
     return listing.directory_of(step_of(word)).absolute()
 
@@ -87,7 +87,7 @@ def step_of(word: str) -> int:
     step = names.step_of(Path(word).name)
     if step is not None:
         return step
-    if not word.isdigit():
+    if not is_whole_number(word):
         raise ConfigError(f"{word!r} is no step", fix="a step is a whole number, e.g. 1000")
     return names.check_step(int(word))
 

@@ -6,6 +6,7 @@ import pytest
 
 from argosy.cli.app import find_verb, main
 from argosy.cli.arguments import parse, parse_bytes
+from argosy.cli.connection import parse_target
 from argosy.cli.verbs import VERBS
 from argosy.errors import ConfigError
 
@@ -60,7 +61,8 @@ def test_a_misspelt_option_names_the_nearest():
 @pytest.mark.parametrize(
     "text",
     ["run -n 0 a.py", "run -n -2 a.py", "run -n two a.py", "run --spares -1 a.py", "run --cpus 0 a.py",
-     "run --cpus nan a.py", "run --memory lots a.py", "run --memory 0 a.py", "run --priority high a.py",
+     "run --cpus nan a.py", "run --memory lots a.py", "run --memory inf a.py", "run --memory 1e400G a.py",
+     "run --memory nan a.py", "run --memory 1e30 a.py", "checkpoint gc s --free inf", "run --memory 0 a.py", "run --priority high a.py",
      "logs --tail x", "run -n", "run a.py --name", "run --detach=yes a.py"],
 )  # fmt: skip
 def test_wrong_values_are_refused(text):
@@ -73,7 +75,7 @@ def test_wrong_values_are_refused(text):
      ["run", "--name", "", "a.py"], ["run", ""], ["checkpoint", "show", "s", ""]],
     ids=" ".join,
 )  # fmt: skip
-def test_an_empty_word_stands_for_nothing(words):
+def test_an_empty_word_is_refused(words):
     verb, rest = find_verb(words)
     with pytest.raises(ConfigError, match="is empty") as caught:
         parse(verb, rest)
@@ -144,6 +146,24 @@ def test_a_script_typed_as_a_verb_names_run(tmp_path, monkeypatch, capsys):
 )
 def test_sizes_are_read(text, size):
     assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "1e3"], ids=lambda text: text[:4])
+def test_what_is_no_whole_number_is_refused_wherever_one_is_typed(number, tmp_path, capsys):
+    (tmp_path / "store").mkdir()
+    for command in ("show", "verify", "pin"):
+        assert main(["checkpoint", command, str(tmp_path / "store"), number]) == 64
+    with pytest.raises(ConfigError):
+        parse_target(f"run/train/{number}")
+    assert "a bug of ours" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["ps"], ["run", "a.py", "--"], ["run"], ["run", "--", "echo"]])
+def test_a_word_that_is_not_text_is_refused_by_name(words, capsys):
+    assert main([*words, "caf\udce9"]) == 64
+    told = capsys.readouterr().err
+    assert r"'caf\udce9' is not UTF-8 text" in told
+    assert "fix:" in told
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda v: v.name)
