@@ -16,7 +16,10 @@ from argosy.native import loader
 
 def copy(epochs: Epochs, step: Step) -> None:
     """All-gather, gather, broadcast and scatter."""
-    chunk, total = epochs.slot_bytes, step.call.num_bytes
+    # The root of a scatter writes into slots of ranks that may still be in the call before, and add up at the ends of their slots.
+    is_scatter = step.call.kind is Kind.SCATTER
+    chunk = epochs.stage_bytes if is_scatter else epochs.slot_bytes
+    total = step.call.num_bytes
     num_chunks = max(1, -(-total // chunk))
     work = _Copy(epochs, step)
     for index in range(num_chunks + 1):
@@ -53,7 +56,7 @@ class _Copy:
         if self._stages:
             move(epochs.address_now(epochs.rank), self._inputs[0] + at, num_bytes)
         elif self._kind is Kind.SCATTER and self._is_root:
-            # Nobody else writes in a scatter: the root may use everybody's slots.
+            # Nobody else writes in a scatter: the root may use everybody's slots, but for their ends.
             for rank, given in enumerate(self._inputs):
                 if rank != epochs.rank:
                     move(epochs.address_now(rank), given + at, num_bytes)

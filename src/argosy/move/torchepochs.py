@@ -2,6 +2,8 @@
 
 Made by torchroute.py, one per group; torchcopies.py works in it too. In an epoch a rank writes its slot of this parity and reads slots of the
 other one; a meeting of all ranks ends it. Every wait is bounded: a dead peer, a deadline or somebody's abort ends it with an error.
+Only the root of a scatter writes into slots of others, the first `stage_bytes` of each; after the last meeting of a call a rank may still use
+the end of its own slot, and no more of it.
 """
 
 from __future__ import annotations

@@ -166,7 +166,10 @@ class TorchRoute:
                 self._epochs.meet(step, is_first=index == 0)
 
     def _fold_apart(self, call: Call, out: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-        """As `_fold`, for an output that may be the own input: then the end of the own slot takes the result first."""
+        """As `_fold`, for an output that may be the own input: then the end of the own slot takes the result first.
+
+        Others may be in the next call by then: no call writes to the end of another rank's slot.
+        """
         if all(out.data_ptr() != tensor.data_ptr() for tensor in inputs):
             self._fold(call, out, inputs)
             return

@@ -224,7 +224,7 @@ static void stage_copy(ag_group *group, const ag_call *call, int64_t at, int64_t
     if ((call->kind == AG_GATHER && !is_root) || (call->kind == AG_BROADCAST && is_root))
         copy(mine(group), (const char *)call->inputs[0] + at, bytes);
     if (call->kind != AG_SCATTER || !is_root) return;
-    /* Nobody else writes in a scatter: the root may use everybody's slots. */
+    /* Nobody else writes in a scatter, nor to any slot after the last meeting of the call before: the root may use everybody's slots. */
     for (int32_t rank = 0; rank < group->size; rank++)
         if (rank != group->rank) copy(slot_of(group, rank, group->epoch), (const char *)call->inputs[rank] + at, bytes);
 }
