@@ -77,5 +77,5 @@ def test_a_stop_right_after_the_keeper_was_killed_saves(shared, begin):
 
 def test_a_kill_says_what_it_costs(shared, begin):
     run = begin("hurried")
-    assert shared.argosy("kill", run).stdout == f"{run} killed; nothing was saved\n"
-    assert shared.view(run)["reason"] == "argosy kill; nothing was saved"
+    assert shared.argosy("kill", run).stdout == f"{run} killed; nothing was saved at its end\n"
+    assert shared.view(run)["reason"] == "argosy kill; nothing was saved at its end"

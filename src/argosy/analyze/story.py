@@ -17,6 +17,7 @@ from argosy.analyze.attempts import (
     restart_in,
 )
 from argosy.analyze.ranksets import format_ranks
+from argosy.analyze.resuming import how_to_go_on
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
@@ -101,26 +102,9 @@ class Story:
         submitted = self._facts.get("run.submitted")
         if submitted is None or attempt is None or "run.stop_requested" not in self._facts:
             return said
-        return f"{said}; go on: {resume_command(submitted, attempt.role, fact['path'])}"
-
-
-def resume_command(submitted: dict[str, Any], role: str, path: str) -> str:
-    """The command that goes on with what a role of a run has saved in `path`, a directory two levels below the run's."""
-    import shlex
-
-    spec = submitted.get("spec", {}).get("roles", {}).get(role, {})
-    program = [spec["script"]] if spec.get("script") else ["-m", str(spec.get("module"))]
-    count = int(spec.get("count", 1))
-    given, words = list(spec.get("arguments", [])), []
-    while given:
-        word = given.pop(0)
-        if word == "--resume":
-            del given[:1]
-        elif not word.startswith("--resume="):
-            words.append(word)
-    ranks = ["-n", str(count)] if count > 1 else []
-    directory = path.rsplit("/", 2)[0]
-    return shlex.join(["argosy", "run", *ranks, *program, "--", *words, "--resume", directory])
+        # A checkpoint lies two levels below the run's directory.
+        directory = fact["path"].rsplit("/", 2)[0]
+        return f"{said}; go on: {how_to_go_on(submitted, attempt.role, directory)}"
 
 
 def _which(attempt: Attempt) -> str:

@@ -12,8 +12,6 @@ from argosy.cli.progress import Progress
 from argosy.control.submission import RunHandle
 from argosy.errors import ConfigError, NotFoundError
 
-_LOST = "nothing was saved"
-
 
 def stop(arguments: Arguments) -> int:
     """Gracefully: stop signal, grace, then the whole tree."""
@@ -32,7 +30,8 @@ def _end(arguments: Arguments, *, hard: bool) -> int:
     target, view = _resolve_alive(controller, arguments)
     verb = "killed" if hard else "stopped"
     if view["state"] == "ended":
-        return _say(arguments, view, f"run {view['run']} has already {view['outcome'] or 'ended'}")
+        what = f"run {view['run']} has already {view['outcome'] or 'ended'}"
+        return _say_end(arguments, controller, view, what)
     body = {
         "hard": hard,
         "reason": arguments.get("reason") or f"argosy {arguments.verb.name}",
@@ -45,29 +44,22 @@ def _end(arguments: Arguments, *, hard: bool) -> int:
     handle = RunHandle(view["run"], view["name"], controller.client)
     with Progress().during(f"waiting for {arguments.word() or view['run']} to end"):
         view = _await_processes(handle, target) if target.role is not None else handle.wait()
-    what = f"{arguments.word() or view['run']} {verb}"
-    return _say(arguments, view, what + _describe_save(controller, view))
+    return _say_end(arguments, controller, view, f"{arguments.word() or view['run']} {verb}")
 
 
-def _describe_save(controller: Controller, view: dict[str, Any]) -> str:
-    """Where a run that was stopped has saved what it had come to, and how to go on with it; or that it has not."""
+def _say_end(arguments: Arguments, controller: Controller, view: dict[str, Any], what: str) -> int:
+    """That it is done; of a run that has ended also what it lost, what it has saved, and how to go on with it."""
     if view["state"] != "ended":
-        return ""
-    from argosy.analyze.attempts import read_attempts
-    from argosy.analyze.story import resume_command
+        return _say(arguments, view, what)
+    from argosy.cli.saves import loss_of, newest_save
     from argosy.cli.why import read_events
 
-    events = read_events(controller, view["run"])
-    facts = {event["fact"]["kind"]: event["fact"] for event in events}
-    saved, submitted = facts.get("run.saved", {}), facts.get("run.submitted", {})
-    attempt = read_attempts(events).by_id.get(saved.get("attempt", ""))
-    text = ""
-    if _LOST in view["reason"]:
-        text = f"; {view['reason'][view['reason'].index(_LOST) :]}"
-    if attempt is not None and saved.get("path"):
-        command = resume_command(submitted, attempt.role, saved["path"])
-        text += f"; step {saved['step']} is saved in {saved['path']}\n  go on: {command}"
-    return text
+    save = newest_save(view, read_events(controller, view["run"]))
+    if arguments.get("json"):
+        return _say(arguments, {**view, "saved": save.as_json() if save else None}, "")
+    is_finished = view["outcome"] == "succeeded"
+    told = [what, loss_of(view), "\n".join(save.lines()) if save and not is_finished else ""]
+    return _say(arguments, view, "; ".join(part for part in told if part))
 
 
 def _resolve_alive(controller: Controller, arguments: Arguments) -> tuple[Target, dict[str, Any]]:

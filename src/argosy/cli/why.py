@@ -12,6 +12,7 @@ from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect
 from argosy.cli.evidence import is_same_error, log_tail, show_evidence
 from argosy.cli.paint import Paint, clock, duration
+from argosy.cli.saves import loss_of, newest_save
 from argosy.errors import ArgosyError
 from argosy.protocol.httpclient import Client
 
@@ -37,7 +38,7 @@ def explain(view: dict[str, Any], events: list[dict[str, Any]], paint: Paint) ->
     final = final_incident(events)
     lead = final or _present_cause(view, incidents)
     others = [each for each in incidents if lead is None or each.cause.id != lead.cause.id]
-    lines = [_headline(view, incidents)]
+    lines = [_headline(view, incidents), *_save_lines(view, events)]
     if lead is not None:
         lines += ["", paint("first cause", "bold", "red") + f": {lead.sentence}"]
         lines += _details(view, lead, None, paint)
@@ -51,6 +52,14 @@ def explain(view: dict[str, Any], events: list[dict[str, Any]], paint: Paint) ->
     if view["state"] == "running":
         more += f" · argosy stacks {view['run']}"
     return [*lines, "", paint(more, "dim")]
+
+
+def _save_lines(view: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
+    """Of a run that did not come to its end: the newest checkpoint, and how to go on with it."""
+    if view["state"] != "ended" or view["outcome"] == "succeeded":
+        return []
+    save = newest_save(view, events)
+    return [f"  {line}" for line in save.lines()] if save else []
 
 
 def _present_cause(view: dict[str, Any], incidents: list[Incident]) -> Incident | None:
@@ -99,14 +108,14 @@ def explain_failure(client: Client, view: dict[str, Any]) -> str:
     paint = Paint(sys.stderr)
     run = view["run"]
     if view["outcome"] in ("stopped", "cancelled"):
-        return f"{paint('argosy:', 'dim')} run {run} {view['outcome']}: {view.get('reason') or 'on request'}\n"
-    incident, events = None, []
-    try:
-        events = client.get(f"/v1/events?run={run}&limit={MOST_EVENTS}")["events"]
-        incident = final_incident(events)
-    except (OSError, ArgosyError):
-        # The cause is evidence, not the result: without it the outcome still stands.
-        pass
+        lines = [
+            f"{paint('argosy:', 'dim')} run {run} {view['outcome']}: {view.get('reason') or 'on request'}"
+        ]
+        if loss_of(view):
+            lines += _save_lines(view, _events_if_any(client, run))
+        return "\n".join(lines) + "\n"
+    events = _events_if_any(client, run)
+    incident = final_incident(events)
     head = f"{paint('argosy:', 'red')} {paint(f'run {run} failed', 'bold')}"
     if is_refused(events):
         # Its own two lines are above, once; anything more would say the same again.
@@ -123,6 +132,17 @@ def explain_failure(client: Client, view: dict[str, Any]) -> str:
             lines.append(f"  outcome: {view['reason']}")
     lines.append(f"  more: argosy why {run} · argosy logs {run} · argosy events {run}")
     return "\n".join(lines) + "\n"
+
+
+def _events_if_any(client: Client, run: str) -> list[dict[str, Any]]:
+    """They are evidence, not the result: without them the outcome still stands."""
+    try:
+        events: list[dict[str, Any]] = client.get(f"/v1/events?run={run}&limit={MOST_EVENTS}")[
+            "events"
+        ]
+    except (OSError, ArgosyError):
+        return []
+    return events
 
 
 def is_refused(events: list[dict[str, Any]]) -> bool:

@@ -42,13 +42,13 @@ def describe_loss(state: RunState) -> str:
         own = [attempt for attempt in state.attempts.values() if attempt.role == role.name]
         if any(attempt.exit is not None and attempt.exit.code == 0 for attempt in own):
             continue  # it had finished
-        since = f" after step {state.saved.step}" if state.saved and state.saved.path else ""
         savers = [attempt for attempt in own if attempt.saving and attempt.exit is not None]
         why = ""
         if savers and savers[-1].exit is not None:
             late = savers[-1].stop_reason if savers[-1].stopping else describe(savers[-1].exit)
             why = f" (a process was started to save it: {late})"
-        return f"nothing was saved{since}{why}"
+        # Nobody tells of the saves on the way: they may be there.
+        return f"nothing was saved at its end{why}"
     return ""
 
 

@@ -145,7 +145,8 @@ def test_why_there_was_no_warm_parent_is_told_once():
 
 def test_a_stopped_run_says_where_it_is_saved_and_how_to_go_on():
     story = Story()
-    role = {"script": "my train.py", "count": 4, "arguments": ["--resume", "/old", "--seed", "3"]}
+    role = {"script": "my train.py", "count": 4, "gang": True, "restart": "transient"}
+    role["arguments"] = ["--resume", "/old", "--seed", "3"]
     saved = facts.StateSaved(run="r", attempt="a", step=40, path="/runs/r/checkpoints/step-40")
     told = [
         {"kind": "run.submitted", "name": "x", "spec": {"roles": {"train": role}}},

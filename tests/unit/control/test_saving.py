@@ -98,7 +98,7 @@ def test_state_that_has_ended_with_its_ranks_is_said_to_be_lost():
     kill_all(host)
     host.stop()
     assert host.waiting() == []
-    assert host.ended.reason == "stop was asked for; nothing was saved"
+    assert host.ended.reason == "stop was asked for; nothing was saved at its end"
 
 
 def test_members_that_had_no_step_to_save_need_nobody_to_do_it():
@@ -128,7 +128,7 @@ def test_a_save_that_fails_is_not_tried_again():
     for index in (1, 2):
         host.exit(f"train.{index}.0", code=LEFT)
     assert host.waiting() == []
-    assert host.ended.reason == "stop was asked for; nothing was saved"
+    assert host.ended.reason == "stop was asked for; nothing was saved at its end"
 
 
 def test_work_that_was_finished_is_not_begun_again():
@@ -166,7 +166,7 @@ def test_a_hard_stop_waits_for_nobody_and_says_what_that_costs():
     host.stop(hard=True)
     host.exit(name, signal=9)
     assert host.ended.exit_code == 137
-    assert host.ended.reason.startswith("stop was asked for; nothing was saved after step 5")
+    assert host.ended.reason.startswith("stop was asked for; nothing was saved at its end")
 
 
 def test_a_run_that_is_given_up_is_saved_too():
