@@ -73,6 +73,7 @@ def read_program(arguments: Arguments) -> Program:
     if arguments.get("set") and not script.endswith(".toml"):
         spec = _apply_settings(spec, arguments.get("set"))
     _check_secrets(spec, secrets)
+    _check_terminal(spec, arguments)
     return Program(spec, env, secrets)
 
 
@@ -97,11 +98,6 @@ def _role(arguments: Arguments, script: str) -> dict[str, Any]:
     if arguments.get("tty"):
         if role.get("count", 1) + role.get("spares", 0) > 1:
             raise ConfigError("--tty is for one process", fix="leave out -n, or say -n 1")
-        if arguments.get("json") and not arguments.get("detach"):
-            raise ConfigError(
-                "--tty shows the program on the terminal, --json prints JSON there",
-                fix="leave one of them out, or add --detach",
-            )
         role["tty"] = True
     _apply_warmth(role, arguments)
     if arguments.get("cpus"):
@@ -344,6 +340,20 @@ def _read_secret_file(name: str, path: str) -> str:
         raise ConfigError(
             f"--secret {name}: {path} is not UTF-8 text", fix="encode it, e.g. base64"
         )
+
+
+def _check_terminal(spec: dict[str, Any], arguments: Arguments) -> None:
+    """What a terminal shows and JSON cannot both go to stdout; a run that nobody follows shows nothing."""
+    is_followed = arguments.verb.name == "run" and not arguments.get("detach")
+    if not arguments.get("json") or not is_followed or spec.get("service") or spec.get("array"):
+        return
+    for name, role in spec["roles"].items():
+        if role.get("tty"):
+            what = "--tty" if arguments.get("tty") else f"roles.{name}.tty"
+            raise ConfigError(
+                f"{what} shows the program on the terminal, --json prints JSON there",
+                fix="leave one of them out, or add --detach",
+            )
 
 
 def _check_secrets(spec: dict[str, Any], given: dict[str, str]) -> None:

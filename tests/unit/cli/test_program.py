@@ -254,3 +254,19 @@ def test_settings_of_a_script_go_to_the_script_and_those_of_a_role_to_the_spec()
 
 def test_a_command_has_no_settings_of_its_own():
     assert "unknown key `depth`" in refusal("--set", "depth=4", "--", "sh").what
+
+
+def test_json_and_a_terminal_are_refused_wherever_the_terminal_is_asked_for(folder):
+    (folder / "tty.toml").write_text('[roles.main]\ncommand = ["echo"]\ntty = true\n')
+    (folder / "web.toml").write_text(
+        'service = true\n[roles.main]\ncommand = ["echo"]\ntty = true\n'
+    )
+    setting = ("--set", "roles.main.tty=true")
+    for words in (["--tty", "--", "echo"], ["tty.toml"], [*setting, "--", "echo"]):
+        error = refusal("--json", *words)
+        assert "--json prints JSON there" in error.what
+        assert "add --detach" in error.fix
+        assert program(*words).spec["roles"]["main"]["tty"]
+        assert program("--json", "--detach", *words).spec["roles"]["main"]["tty"]
+    assert "roles.main.tty shows" in refusal("--json", "tty.toml").what
+    assert program("--json", "web.toml").spec["service"], "nobody follows it"
