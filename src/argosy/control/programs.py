@@ -15,6 +15,8 @@ TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
     from typing import Any
 
+_OF_THIS_PROCESS = ("/dev/stdin", "/dev/fd/", "/proc/")
+
 
 def working_directory() -> str:
     """The directory the command was typed in; ConfigError when it has been deleted meanwhile."""
@@ -52,6 +54,11 @@ def check_script(script: str, cwd: str) -> None:
         raise ConfigError(f"{script} is a directory", fix="name a script in it, or use -m PACKAGE")
     if not os.path.exists(path):
         raise ConfigError(f"{script} does not exist in {cwd}", fix=_near_file(script, cwd))
+    if not os.path.isfile(path) or os.path.normpath(path).startswith(_OF_THIS_PROCESS):
+        # What a pipe has is gone when it is read, and a descriptor of this process is another thing to those that are started.
+        raise ConfigError(
+            f"{script} is no file that others can read", fix="write the script to a file"
+        )
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{script} cannot be read", fix=f"chmod u+r {script}")
 

@@ -270,3 +270,14 @@ def test_json_and_a_terminal_are_refused_wherever_the_terminal_is_asked_for(fold
         assert program("--json", "--detach", *words).spec["roles"]["main"]["tty"]
     assert "roles.main.tty shows" in refusal("--json", "tty.toml").what
     assert program("--json", "web.toml").spec["service"], "nobody follows it"
+
+
+def test_a_script_is_a_file_that_the_ranks_can_read_too(folder):
+    os.mkfifo(folder / "pipe.py")
+    with open("train.py", "rb") as file:
+        for script in ("pipe.py", "/dev/stdin", f"/dev/fd/{file.fileno()}"):
+            error = refusal(script)
+            assert "is no file that others can read" in error.what
+            assert error.fix == "write the script to a file"
+    (folder / "spec.toml").write_text('[roles.main]\nscript = "pipe.py"\n')
+    assert "pipe.py is no file" in refusal("spec.toml").what
