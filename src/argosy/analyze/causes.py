@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.analyze.attempts import (
     Attempt,
+    Attempts,
     describe_exit,
     error_lines,
     name_all,
@@ -29,13 +30,15 @@ TOGETHER_SECONDS = 2.0
 class Incident:
     """One first cause with what it took with it, and what Argosy did about it."""
 
-    __slots__ = ("cause", "failed_after", "remedy", "stopped")
+    __slots__ = ("cause", "failed_after", "is_mended", "remedy", "stopped")
 
     def __init__(self, cause: Attempt) -> None:
         self.cause = cause
         self.failed_after: list[Attempt] = []
         self.stopped: list[Attempt] = []
         self.remedy: list[str] = []
+        self.is_mended = False
+        """It was started again, or its gang re-formed."""
 
     @property
     def sentence(self) -> str:
@@ -119,6 +122,8 @@ def find_incidents(events: list[EventObject]) -> list[Incident]:
         if attempt.exit is not None and attempt.was_told_to_stop and not attempt.has_failed:
             _blame(attempt, incidents)
     _note_remedies(events, incidents)
+    for incident in incidents:
+        incident.is_mended = _is_mended(incident.cause, attempts, events)
     return incidents
 
 
@@ -170,6 +175,23 @@ def _blame(attempt: Attempt, incidents: list[Incident]) -> None:
             if not same_gang or incident.cause.generation == attempt.generation:
                 incident.stopped.append(attempt)
             return
+
+
+def _is_mended(cause: Attempt, attempts: Attempts, events: list[EventObject]) -> bool:
+    for event in events:
+        fact = event["fact"]
+        if event["at"] < cause.exited_at:
+            continue
+        if fact["kind"] == "run.stop_requested":
+            return False  # who is started from here on only saves
+        if fact["kind"] == "gang.formed" and fact["role"] == cause.role:
+            return True
+        if fact["kind"] == "attempt.started":
+            other = attempts.by_id.get(fact["attempt"])
+            place = (other.role, other.index) if other else None
+            if other and place == (cause.role, cause.index) and other.number > cause.number:
+                return True
+    return False
 
 
 def _note_remedies(events: list[EventObject], incidents: list[Incident]) -> None:

@@ -26,7 +26,8 @@ def why(arguments: Arguments) -> int:
     view = controller.run(arguments.word())
     events = read_events(controller, view["run"])
     if arguments.get("json"):
-        print(json.dumps(_as_json(view, find_incidents(events), final_incident(events))))
+        incidents = find_incidents(events)
+        print(json.dumps(_as_json(view, incidents, _first_cause(view, events, incidents))))
         return 0
     print("\n".join(explain(view, events, Paint(sys.stdout))))
     return 0
@@ -35,8 +36,7 @@ def why(arguments: Arguments) -> int:
 def explain(view: dict[str, Any], events: list[dict[str, Any]], paint: Paint) -> list[str]:
     """The story in lines: how the run ended or stands, the cause of that, and what happened before and after, in order of time."""
     incidents = find_incidents(events)
-    final = final_incident(events)
-    lead = final or _present_cause(view, incidents)
+    lead = _first_cause(view, events, incidents)
     others = [each for each in incidents if lead is None or each.cause.id != lead.cause.id]
     lines = [_headline(view, incidents), *_save_lines(view, events)]
     if lead is not None:
@@ -62,6 +62,13 @@ def _save_lines(view: dict[str, Any], events: list[dict[str, Any]]) -> list[str]
     return [f"  {line}" for line in save.lines()] if save else []
 
 
+def _first_cause(
+    view: dict[str, Any], events: list[dict[str, Any]], incidents: list[Incident]
+) -> Incident | None:
+    """Of how the run ended, or of how it stands."""
+    return final_incident(events) or _present_cause(view, incidents)
+
+
 def _present_cause(view: dict[str, Any], incidents: list[Incident]) -> Incident | None:
     """The failure that a run which is alive has not got over yet: processes of that role are still to be started again."""
     if view["state"] == "ended" or not incidents:
@@ -73,7 +80,8 @@ def _present_cause(view: dict[str, Any], incidents: list[Incident]) -> Incident 
 
 def _relation(view: dict[str, Any], incident: Incident, lead: Incident | None) -> str:
     if lead is None:
-        return "healed" if view["outcome"] != "failed" else "earlier,"
+        is_healed = view["outcome"] == "succeeded" or incident.is_mended
+        return "healed" if is_healed else "not mended,"
     # What was restarted only to fail again was not healed.
     is_before = incident.cause.exited_at <= lead.cause.exited_at
     return "before that," if is_before else "after that,"
@@ -187,7 +195,7 @@ def _headline(view: dict[str, Any], incidents: list[Incident]) -> str:
 
 
 def _as_json(
-    view: dict[str, Any], incidents: list[Incident], final: Incident | None
+    view: dict[str, Any], incidents: list[Incident], lead: Incident | None
 ) -> dict[str, Any]:
     return {
         "run": view["run"],
@@ -196,7 +204,7 @@ def _as_json(
         "outcome": view["outcome"],
         "exit_code": view["exit_code"],
         "reason": view["reason"],
-        "first_cause": _incident_json(view, final) if final else None,
+        "first_cause": _incident_json(view, lead) if lead else None,
         "incidents": [_incident_json(view, incident) for incident in incidents],
     }
 

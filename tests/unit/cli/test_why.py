@@ -1,10 +1,15 @@
 """The evidence beside a first cause: its last lines as a person would have seen them."""
 
 import io
+import json
+from types import SimpleNamespace
 
 import pytest
 
 from argosy.analyze.attempts import Attempt, error_lines
+from argosy.cli import why as explaining
+from argosy.cli.app import find_verb
+from argosy.cli.arguments import parse
 from argosy.cli.evidence import is_same_error, log_tail, readable_lines
 from argosy.cli.paint import Paint
 from argosy.cli.why import explain, explain_failure
@@ -115,6 +120,21 @@ class Story:
         fact = {"kind": kind, "run": "r1", **fields}
         self.events.append({"seq": len(self.events) + 1, "at": at, "fact": fact})
 
+    def start_again(self, number):
+        attempt, place = f"r1.main.0.{number}", {"role": "main", "index": 0, "host": "h"}
+        self.add(50.0, "attempt.planned", attempt=attempt, number=number, **place)
+        self.add(50.0, "attempt.started", attempt=attempt, pid=9, how="fork")
+
+    def json(self, monkeypatch, capsys):
+        """What `argosy why --json` prints."""
+        controller = SimpleNamespace(
+            run=lambda word: self.view, get=lambda path: {"events": self.events}
+        )
+        monkeypatch.setattr(explaining, "connect", lambda: controller)
+        verb, rest = find_verb(["why", "r1", "--json"])
+        assert explaining.why(parse(verb, rest)) == 0
+        return json.loads(capsys.readouterr().out)
+
     def end(self, outcome, cause=""):
         self.add(99.0, "run.ended", outcome=outcome, exit_code=1, first_cause=cause)
         self.view |= {"state": "ended", "outcome": outcome, "exit_code": 1}
@@ -139,6 +159,7 @@ def test_the_cause_of_the_end_is_told_before_what_happened_earlier(tmp_path):
 
 def test_the_cause_of_the_present_state_is_told_before_what_was_healed(tmp_path):
     story = Story(tmp_path, "KeyError: 'x'", "ValueError: the last")
+    story.start_again(2)
     assert story.titles()[1:3] == ["healed", "healed"]
     story.view["roles"][0]["processes"][0]["state"] = "waiting"
     story.view["waiting"] = "main/0 backoff: restarts in 3.0 s"
@@ -158,3 +179,34 @@ def test_what_a_run_that_succeeded_got_over_is_called_healed(tmp_path):
     story = Story(tmp_path, "KeyError: 'x'")
     story.end("succeeded")
     assert story.titles()[1] == "healed"
+
+
+def test_what_was_not_started_again_is_not_called_healed(tmp_path):
+    story = Story(tmp_path, "KeyError: 'x'")
+    story.add(40.0, "run.stop_requested", hard=True, reason="argosy kill")
+    story.end("stopped")
+    assert story.titles()[1] == "not mended,"
+    mended = Story(tmp_path, "KeyError: 'x'")
+    mended.start_again(1)
+    mended.add(60.0, "run.stop_requested", hard=True, reason="argosy kill")
+    mended.end("stopped")
+    assert mended.titles()[1] == "healed"
+
+
+def test_a_process_that_only_saves_mends_nothing(tmp_path):
+    story = Story(tmp_path, "KeyError: 'x'")
+    story.add(40.0, "run.stop_requested", reason="argosy stop")
+    story.add(41.0, "gang.formed", role="main", generation=2, members=[0], reason="to save")
+    story.start_again(1)
+    story.end("stopped")
+    assert story.titles()[1] == "not mended,"
+
+
+def test_programs_are_told_the_same_first_cause_as_people(tmp_path, monkeypatch, capsys):
+    story = Story(tmp_path, "KeyError: 'x'")
+    story.view["roles"][0]["processes"][0]["state"] = "waiting"
+    assert story.titles()[1] == "first cause"
+    assert story.json(monkeypatch, capsys)["first_cause"]["cause"]["attempt"] == "r1.main.0.0"
+    story.start_again(1)
+    story.view["roles"][0]["processes"][0]["state"] = "running"
+    assert story.json(monkeypatch, capsys)["first_cause"] is None
