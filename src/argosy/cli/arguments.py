@@ -17,6 +17,7 @@ _HABITS = {
     "--nproc-per-node": ("-n",),
     "--nproc": ("-n",),
     "-np": ("-n",),
+    "--ranks": ("-n",),
     "--max-restarts": ("--restart",),
     "--module": ("-m",),
     "-d": ("--detach",),

@@ -6,7 +6,7 @@ import json
 import signal
 from typing import Any
 
-from argosy.cli.arguments import Arguments
+from argosy.cli.arguments import Arguments, is_whole_number
 from argosy.cli.connection import Controller, Target, connect, processes_of
 from argosy.cli.progress import Progress
 from argosy.control.submission import RunHandle
@@ -91,16 +91,25 @@ def _await_processes(handle: RunHandle, target: Target) -> dict[str, Any]:
         time.sleep(0.03)
 
 
-def _signal(arguments: Arguments) -> int:
-    name = arguments.get("signal").upper()
-    name = name if name.startswith("SIG") else f"SIG{name}"
-    if name not in signal.Signals.__members__:
-        from argosy.config.nearest import did_you_mean
+def signal_name(text: str) -> str:
+    """`SIGUSR1` from `usr1`, `SIGUSR1` or its number; ConfigError when there is none such."""
+    if is_whole_number(text) and int(text) in list(signal.Signals):
+        return signal.Signals(int(text)).name
+    name = text.upper().removeprefix("SIG")
+    known = [each.removeprefix("SIG") for each in signal.Signals.__members__]
+    if name not in known:
+        from argosy.config.nearest import nearest
 
+        match = nearest(name, known)
         raise ConfigError(
-            f"there is no signal {arguments.get('signal')!r}",
-            fix=did_you_mean(name.lower(), [n.lower() for n in signal.Signals.__members__]),
+            f"there is no signal {text!r}",
+            fix=f"did you mean `SIG{match}`?" if match else "`kill -l` lists them",
         )
+    return f"SIG{name}"
+
+
+def _signal(arguments: Arguments) -> int:
+    name = signal_name(arguments.get("signal"))
     controller = connect()
     target, view = _resolve_alive(controller, arguments)
     alive = [p for p in processes_of(view, target) if p.get("pid") and p["state"] != "exited"]

@@ -21,6 +21,8 @@ _MEANT = {
     "example": "demo", "ckpt": "checkpoint", "checkpoints": "checkpoint", "dataset": "data",
 }  # fmt: skip
 """What others call it."""
+_GRAVE = ("stop", "kill", "down")
+"""What ends runs, without a word more the newest or all of them."""
 _MEANT_BELOW = {
     "list": "ls", "new": "add", "submit": "add", "remove": "cancel", "rm": "cancel", "delete": "cancel", "info": "show",
     "cat": "show", "check": "verify", "compare": "diff", "clean": "gc", "prune": "gc", "make": "pack", "inspect": "show",
@@ -41,7 +43,7 @@ def unknown_verb(words: list[str]) -> ConfigError:
     if os.path.isfile(first):
         return ConfigError(f"there is no verb {first!r}", fix=f"to start it: argosy run {first}")
     known = dict.fromkeys(word for verb in VERBS for word in (verb.name.split()[0], verb.name))
-    match = nearest(first, known, meant=_MEANT)
+    match = nearest(first, known, meant=_MEANT, grave=_GRAVE)
     fix = f"did you mean `argosy {match}`?" if match else "`argosy help` lists the verbs"
     return ConfigError(f"there is no verb {first!r}", fix=fix)
 

@@ -184,7 +184,8 @@ VERBS = (
         entry="argosy.cli.stop:kill",
         options=(
             Option(
-                "--signal NAME", "send only this signal, e.g. SIGUSR1; the run is not ended by it"
+                "--signal NAME",
+                "send only this signal, e.g. SIGUSR1 or 10; the run is not ended by it",
             ),
             Option("--no-wait", "return at once"),
             Option("--reason TEXT", "kept in the events"),

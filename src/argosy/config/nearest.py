@@ -6,14 +6,23 @@ known one or is contained in it as a part, or differs by a slip of the fingers. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-_LEAST_RATIO, _SURE_RATIO = 0.6, 0.85
+_LEAST_RATIO, _SURE_RATIO = 0.75, 0.85
 _LEAST_BEGINNING = 3
 
 
-def nearest(word: str, known: Iterable[str], *, meant: Mapping[str, str] | None = None) -> str:
-    """The known word nearest to this one, or nothing when none is near. `meant`: known words by what others call the same."""
+def nearest(
+    word: str,
+    known: Iterable[str],
+    *,
+    meant: Mapping[str, str] | None = None,
+    grave: Collection[str] = (),
+) -> str:
+    """The known word nearest to this one, or nothing when none is near.
+
+    `meant`: known words by what others call the same. `grave`: known words that are named only when hardly anything else can be meant.
+    """
     by_letters: dict[str, str] = {}
     for each in known:
         by_letters.setdefault(_letters(each), each)
@@ -23,10 +32,12 @@ def nearest(word: str, known: Iterable[str], *, meant: Mapping[str, str] | None 
     synonym = (meant or {}).get(typed, "")
     if _letters(synonym) in by_letters:
         return by_letters[_letters(synonym)]
+    # A word that is less alike must at least begin as it should.
+    alike = [each for each in by_letters if each[:1] == typed[:1] and by_letters[each] not in grave]
     match = (
         _slipped(typed, by_letters, _SURE_RATIO)
         or _part(typed, by_letters)
-        or _slipped(typed, by_letters, _LEAST_RATIO)
+        or _slipped(typed, alike, _LEAST_RATIO)
         or _beginning(typed, by_letters)
     )
     return by_letters[match] if match else ""
@@ -44,7 +55,7 @@ def _slipped(typed: str, known: Iterable[str], least: float) -> str:
     best = ""
     for each in known:
         ratio = difflib.SequenceMatcher(None, each, typed).ratio()
-        if len(typed) > 2 and sorted(each) == sorted(typed):
+        if len(typed) > 1 and sorted(each) == sorted(typed):
             ratio = 1.0
         elif each[:1] == typed[:1]:
             ratio += 0.05  # the first letter is seldom wrong

@@ -7,6 +7,7 @@ import pytest
 from argosy.cli.app import find_verb, main
 from argosy.cli.arguments import parse, parse_bytes
 from argosy.cli.connection import parse_target
+from argosy.cli.stop import signal_name
 from argosy.cli.verbs import VERBS
 from argosy.errors import ConfigError
 
@@ -213,6 +214,21 @@ def test_an_error_is_json_on_stdout_too_when_json_was_asked_for(text, capsys):
     assert set(error) == {"code", "message", "fix"}
     assert error["code"] == 64
     assert printed.err == f"argosy: {error['message']}\n  fix: {error['fix']}\n"
+
+
+@pytest.mark.parametrize("text", ["SIGUSR1", "usr1", "USR1", "10"])
+def test_a_signal_may_be_named_in_several_ways(text):
+    assert signal_name(text) == "SIGUSR1"
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [("kil", "`SIGKILL`"), ("SIGTREM", "`SIGTERM`"), ("0", "kill -l"), ("999", "kill -l"), ("sigfoo", "kill -l")],
+)  # fmt: skip
+def test_a_signal_that_there_is_not_is_refused(text, fix):
+    with pytest.raises(ConfigError, match="there is no signal") as caught:
+        signal_name(text)
+    assert fix in caught.value.fix
 
 
 def test_an_argument_of_the_program_does_not_ask_for_json(capsys):

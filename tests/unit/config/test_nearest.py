@@ -2,6 +2,7 @@
 
 import pytest
 
+from argosy.cli.unknown import unknown_verb
 from argosy.cli.verbs import RUN_OPTIONS, VERBS
 from argosy.config.nearest import did_you_mean, nearest
 from argosy.config.spec import RoleSpec
@@ -49,6 +50,31 @@ def test_a_slip_in_a_key(typed, meant):
 @pytest.mark.parametrize("typed", ["--verbose", "--xyzzy", "--", "-q", "--gpu"])
 def test_what_is_like_nothing_is_not_guessed(typed):
     assert nearest(typed, OPTIONS) == ""
+
+
+@pytest.mark.parametrize("typed", ["--seed", "--user", "--data", "--test", "--port", "--timeout"])
+def test_what_is_only_a_little_alike_is_not_guessed(typed):
+    assert nearest(typed, OPTIONS) == ""
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["restart", "resume", "pause", "remove", "reset", "clean", "dump", "dashboard", "monitor", "login", "step", "slop", "doen"],
+)  # fmt: skip
+def test_another_verb_is_not_taken_for_one_of_ours(typed):
+    fix = unknown_verb([typed]).fix
+    assert fix == "`argosy help` lists the verbs"
+
+
+def test_two_letters_may_be_swapped_too():
+    assert "`argosy ps`" in unknown_verb(["sp"]).fix
+
+
+def test_what_ends_runs_is_named_only_after_a_sure_slip():
+    for typed, meant in (("sotp", "stop"), ("stopp", "stop"), ("kil", "kill"), ("dwon", "down")):
+        assert f"`argosy {meant}`" in unknown_verb([typed]).fix
+    assert nearest("step", ["stop"]) == "stop"
+    assert nearest("step", ["stop"], grave=["stop"]) == ""
 
 
 def test_what_others_call_it_is_understood_where_it_is_known():
