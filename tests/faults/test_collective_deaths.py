@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).parent.parent / "multiprocess" / "programs" / "doomed_rank.py"
 SIZE, VICTIM = 3, 1
@@ -75,7 +75,7 @@ def run(fates, stores, **more):
         | more,
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
