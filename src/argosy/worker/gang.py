@@ -9,7 +9,6 @@ Argosy there is a gang of one. Never imports torch, never tears down a process g
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 from argosy.errors import ConfigError, GenerationChanged
 from argosy.protocol import link as links
 from argosy.worker import stops
+from argosy.worker.notices import say
 from argosy.worker.tidings import Place, Tidings
 
 _JOIN_SECONDS = 30.0
@@ -205,7 +205,7 @@ class Gang:
         if self._link is not None:
             self._link.say({"say": "saved", "step": step, "path": path}, stand="saved")
         elif path:
-            sys.stderr.write(f"argosy: step {step} is saved in {path}\n")
+            say(f"step {step} is saved in {path}")
 
     def suspect(self, rank: int, reason: str, *, pid: int = 0) -> None:
         """Ask the runtime to take the stacks of all ranks, then to kill and reap this one; `lost()` shows when it is done.

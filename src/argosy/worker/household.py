@@ -25,6 +25,7 @@ from typing import Any
 from argosy.errors import ClusterError, ConfigError
 from argosy.protocol.peerloss import is_peer_loss
 from argosy.worker import births, stops
+from argosy.worker.notices import say, show
 from argosy.worker.switchboard import Switchboard
 from argosy.worker.upkeep import (
     Action,
@@ -103,7 +104,7 @@ class Household:
                     fix="use -n 1, or call launch at the end of a script and start threads in main",
                 )
             self._body = command
-            _say(f"{obstacle}, so its ranks are not forked but started anew")
+            say(f"{obstacle}, so its ranks are not forked but started anew")
         gc.collect()
         gc.freeze()
         before = self._listen_to_signals()
@@ -148,7 +149,7 @@ class Household:
             elif isinstance(action, TakeStacks):
                 self._take_stacks(action.reason)
             elif isinstance(action, Announce):
-                _say(action.text)
+                say(action.text)
 
     def _start(self, start: Start) -> None:
         token = secrets.token_hex(16)
@@ -248,9 +249,9 @@ class Household:
             self._write_stacks(program, path, reason)
         except OSError as error:
             # Evidence is not worth the work of the living.
-            _say(f"the stacks of the ranks cannot be written: {error.strerror}")
+            say(f"the stacks of the ranks cannot be written: {error.strerror}")
         else:
-            _say(f"stacks of all ranks: {path}")
+            say(f"stacks of all ranks: {path}")
 
     def _write_stacks(self, program: str, path: str, reason: str) -> None:
         """Ask py-spy about all ranks at once; whatever it says in time is kept."""
@@ -371,12 +372,7 @@ class Household:
 def _report(end: End, resume: str) -> int:
     """Show why it ended, the first cause once, and how to go on; the exit code."""
     if end.error:
-        sys.stderr.write(end.error if end.error.endswith("\n") else f"{end.error}\n")
+        show(end.error)
     if end.text:
-        _say(f"{end.text}; go on: {resume}" if end.is_stop and resume else end.text)
+        say(f"{end.text}; go on: {resume}" if end.is_stop and resume else end.text)
     return end.code
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"argosy: {text}\n")
-    sys.stderr.flush()

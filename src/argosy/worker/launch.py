@@ -26,6 +26,7 @@ from argosy.protocol import link as links
 from argosy.worker import births, records, stops
 from argosy.worker.commandline import Options, help_text, read_options
 from argosy.worker.household import keep_house
+from argosy.worker.notices import say
 from argosy.worker.run import Run
 from argosy.worker.settings import build_config, digest, to_plain
 from argosy.worker.sources import digest_sources
@@ -92,7 +93,7 @@ def _run_here(main: Main, run: Run, *, is_member: bool) -> None:
         if is_member or not stops.is_asked():
             raise
         saved = "nothing was saved" if run.last_saved is None else f"saved: step {run.last_saved}"
-        sys.stderr.write(f"argosy: stopped at once; {saved}\n")
+        say(f"stopped at once; {saved}")
         sys.exit(INTERRUPTED_CODE)
     finally:
         stops.forget()
@@ -111,7 +112,7 @@ def _keep_house(main: Main, run: Run, num_ranks: int) -> int:
         "ARGOSY_RUN_NAME": run.name,
         "OMP_NUM_THREADS": str(run.threads),
     }
-    sys.stderr.write(f"argosy: {num_ranks} ranks, {run.directory}\n")
+    say(f"{num_ranks} ranks, {run.directory}")
     try:
         code = keep_house(
             lambda: _run_main(main, run),
@@ -147,7 +148,7 @@ def _run_main(main: Main, run: Run, *, is_watched: bool = False, resume: str = "
         if left.code == LEFT_CODE and stops.is_asked():
             if resume:
                 how = f"go on: {resume}" if run.last_saved else "there was nothing to save"
-                sys.stderr.write(f"argosy: stopped; {how}\n")
+                say(f"stopped; {how}")
             stops.die()
         run.finish(has_failed=bool(left.code))
         raise
@@ -218,7 +219,7 @@ def _note_changes(before: records.Record, record: records.Record, options: Optio
     if changes:
         if os.environ.get("RANK", "0") == "0":
             for line in changes:
-                sys.stderr.write(f"argosy: the run goes on with another {line}\n")
+                say(f"the run goes on with another {line}")
         entry = {"at": time.time(), "from": before["digest"], "changes": changes}
         record["lineage"].append(entry)
 
@@ -244,8 +245,7 @@ def _settle_directory(
 
 def _refuse(error: ArgosyError, *, is_member: bool) -> NoReturn:
     """Two lines, and no restart: another start would say the same."""
-    sys.stderr.write(f"argosy: {error}\n")
-    sys.stderr.flush()
+    say(str(error))
     own = links.current() if is_member else None
     if own is not None:
         with contextlib.suppress(ArgosyError):

@@ -7,13 +7,16 @@ to save what others have left is asked from the beginning, by ARGOSY_STOPPING.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from types import FrameType
 
+from argosy.worker.notices import say_at_once
+
 STOPPING = "ARGOSY_STOPPING"
-_SAYS = b"argosy: saving what is committed (Ctrl-C again stops without saving)\n"
+_SAYS = "saving what is committed (Ctrl-C again stops without saving)"
 
 _is_asked = False
 _is_polled = False
@@ -37,8 +40,9 @@ def is_asked() -> bool:
 
 def die() -> None:
     """End as SIGTERM ends a program: the runtime knows a preempted process from one that has done its work."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     forget()
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -59,7 +63,6 @@ def _ask(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGTERM and not _is_polled:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
-    if number == signal.SIGINT:
-        # Not through sys.stderr: the signal may come in the middle of one of its writes.
-        os.write(2, _SAYS)
     _is_asked = True
+    if number == signal.SIGINT:
+        say_at_once(_SAYS)

@@ -261,8 +261,8 @@ class Upkeep:
         again = "Ctrl-C again" if number == SIGINT else "a second signal"
         what = "saving what is committed" if self._training.steps else "stopping"
         than = "without saving" if self._training.steps else "at once"
-        actions: list[Action] = [Announce(f"{what} ({again} stops {than})")]
-        actions += [Signal(member.attempt, SIGTERM) for member in living]
+        actions: list[Action] = [Signal(member.attempt, SIGTERM) for member in living]
+        actions.append(Announce(f"{what} ({again} stops {than})"))
         return actions + self._go_on(at)
 
     def passed(self, at: float) -> list[Action]:

@@ -24,12 +24,12 @@ def start(tmp_path):
     temporary.mkdir()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ARGOSY_")}
 
-    def begin(case):
+    def begin(case, stderr=subprocess.PIPE):
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), case, str(tmp_path)],
             env={**environment, "TMPDIR": str(temporary)},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         started.append(process)
@@ -107,6 +107,30 @@ def test_asked_once_the_ranks_save_and_leave(start, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(SECONDS) == 130
     assert [path.read_text() for path in tmp_path.glob("saved-*")] == ["saved"] * 3
+
+
+@pytest.fixture
+def unread():
+    """The writing end of a pipe whose reader has gone, as a `tee` that died of the same Ctrl-C."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+def test_asked_with_nobody_reading_what_is_said_they_save_all_the_same(start, tmp_path, unread):
+    process = start("save", unread)
+    wait_until(lambda: len(pids_in(tmp_path)) == 3, "three ranks")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(SECONDS) == 129
+    assert [path.read_text() for path in tmp_path.glob("saved-*")] == ["saved"] * 3
+
+
+def test_a_restart_that_nobody_reads_of_happens_all_the_same(start, unread):
+    process = start("reform", unread)
+    output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert sorted(output.splitlines()) == [f"rank {rank} in 2" for rank in range(3)]
 
 
 def test_asked_twice_they_are_killed(start, tmp_path):

@@ -140,3 +140,12 @@ def test_a_signal_is_remembered_only_for_those_who_look(arguments, output, code)
         [sys.executable, "-c", STOPS, *words], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.returncode) == (output, code)
+
+
+def test_ctrl_c_with_nobody_reading_what_is_said_is_remembered_all_the_same():
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-c", STOPS, str(int(signal.SIGINT)), "polled"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=writing, text=True, check=False)
+    os.close(writing)
+    assert (done.stdout, done.returncode) == ("asked\n", -signal.SIGINT)

@@ -290,6 +290,13 @@ def test_asked_to_stop_nobody_is_started_again_and_asked_twice_all_are_killed():
     assert world.end.code == 130
 
 
+def test_the_ranks_are_asked_to_stop_before_anything_is_said():
+    world = World(2)
+    world.join_all()
+    asked = world.upkeep.interrupted(SIGINT)
+    assert [type(action) for action in asked] == [Signal, Signal, Announce]
+
+
 def test_a_save_that_fails_while_stopping_is_the_cause():
     world = World(2)
     world.do(world.upkeep.interrupted(SIGINT))
