@@ -28,6 +28,7 @@ from argosy.cli.stores import (
     directory_of,
     folder_of,
     newest_of,
+    path_of,
     step_of,
     store_of,
     store_on_disk,
@@ -228,7 +229,7 @@ def export(arguments: Arguments) -> int:
     out = arguments.get("out")
     if not out:
         raise ConfigError("--out says what to make", fix="example: --out model-hf")
-    if Path(out).exists():
+    if path_of(out, "checkpoint export STORE [STEP] --out PATH").exists():
         raise ConfigError(f"{out} exists and is not replaced", fix="choose another path")
     listing, step = target_of(arguments)
     path = listing.directory_of(newest_of(listing) if step is None else step)
@@ -248,7 +249,7 @@ def export(arguments: Arguments) -> int:
 
 def take_in(arguments: Arguments) -> int:
     """`argosy checkpoint import STORE SOURCE`."""
-    store, source = (Path(word).absolute() for word in arguments.words)
+    store, source = (path_of(word, arguments.verb.usage).absolute() for word in arguments.words)
     request = {
         "task": "import",
         "paths": [str(source), str(store)],

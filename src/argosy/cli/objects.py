@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -19,7 +18,7 @@ from argosy.checkpoint.tiers import claims, pulls, uploads
 from argosy.cli.arguments import Arguments
 from argosy.cli.bars import byte_bar
 from argosy.cli.paint import size
-from argosy.cli.stores import bytes_of, remote_of, step_words, store_on_disk, wanted_step
+from argosy.cli.stores import bytes_of, path_of, remote_of, step_words, store_on_disk, wanted_step
 
 
 def push(arguments: Arguments) -> int:
@@ -60,9 +59,10 @@ def push(arguments: Arguments) -> int:
 
 def pull(arguments: Arguments) -> int:
     """`argosy checkpoint pull URL STORE [STEP]`."""
+    path = path_of(arguments.words[1], arguments.verb.usage)
     remote = remote_of(arguments, arguments.words[0])
     step = wanted_step(remote, arguments.words[2:] or step_words(arguments.words[0]))
-    store = Store(Path(arguments.words[1]))
+    store = Store(path)
     try:
         store.lock("argosy checkpoint pull")
         is_new = not Listing(store.path).steps()

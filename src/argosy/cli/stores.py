@@ -35,6 +35,13 @@ def store_on_disk(word: str) -> Listing:
     return Listing(path)
 
 
+def path_of(word: str, usage: str) -> Path:
+    """A path that may not be there yet; an address would become directories of that name."""
+    if "://" in word:
+        raise ConfigError(f"{word} is an address, not a path", fix=f"usage: argosy {usage}")
+    return Path(word)
+
+
 def remote_of(arguments: Arguments, word: str, *, is_made: bool = False) -> RemoteListing:
     """An object store, with the key that `--secret` names."""
     if "://" not in word:
