@@ -12,7 +12,13 @@ from typing import Literal, NamedTuple
 
 from argosy.config.spec import Restart, RoleSpec
 from argosy.control.restarts import History, Life, classify, policy_of
-from argosy.protocol.facts import AttemptExited, FailureClass, FaultInjected, GangBounded
+from argosy.protocol.facts import (
+    AttemptExited,
+    FailureClass,
+    FaultInjected,
+    GangBounded,
+    StateSaved,
+)
 
 End = Literal["", "asked", "well", "failed"]
 GRACE_SECONDS, JOINED_GRACE_SECONDS = 10.0, 30.0
@@ -184,6 +190,10 @@ class Role:
     """Seconds from a start to that, the longest so far."""
     has_trained: bool = False
     """A step was made: there is something to save."""
+    saved: StateSaved | None = None
+    """The newest save that its members have told of: one at their end."""
+    has_saved: bool = False
+    """It was made since the run is being stopped."""
     orphans: dict[int, list[FaultInjected]] = field(default_factory=dict)
     """rank -> faults told to a process that ended before their time; its successor is told."""
     is_observable: bool = False

@@ -29,6 +29,7 @@ __all__ = [
     "fold_generation",
     "free_indices",
     "is_ending",
+    "members_of",
     "why_impossible",
 ]
 
@@ -59,7 +60,7 @@ def decide(role: Role, run: str) -> Decision:
     unfilled = _unfilled(role)
     if unfilled:
         return Decision(start=unfilled)
-    broken = [a for a in _members(role) if not a.is_alive and a.end != "well"]
+    broken = [a for a in members_of(role) if not a.is_alive and a.end != "well"]
     if not broken and role.policy == "permanent" and _has_ended(role):
         return _begin_again(role, run)
     if not broken and not _has_vacancy(role) and not _should_resize(role):
@@ -67,7 +68,7 @@ def decide(role: Role, run: str) -> Decision:
     return _heal(role, broken, run)
 
 
-def _members(role: Role) -> list[Attempt]:
+def members_of(role: Role) -> list[Attempt]:
     """The members' attempts in the present generation."""
     attempts = (role.processes[index].current for index in role.members)
     return [
@@ -76,7 +77,7 @@ def _members(role: Role) -> list[Attempt]:
 
 
 def _has_ended(role: Role) -> bool:
-    return all(attempt.end == "well" for attempt in _members(role))
+    return all(attempt.end == "well" for attempt in members_of(role))
 
 
 def _begin_again(role: Role, run: str) -> Decision:
@@ -85,7 +86,7 @@ def _begin_again(role: Role, run: str) -> Decision:
     if not members:
         return Decision()
     backoff = role.spec.backoff
-    last = max(_members(role), key=lambda attempt: attempt.exited_at)
+    last = max(members_of(role), key=lambda attempt: attempt.exited_at)
     row = 1 if last.life(backoff.most_seconds).is_long else min(role.generation, 8)
     wait = wait_seconds(backoff, row, run, role.name, role.generation)
     return Decision(
@@ -100,7 +101,7 @@ def _should_resize(role: Role) -> bool:
 
 def is_ending(role: Role) -> bool:
     """A member has finished its work: the others are about to."""
-    return any(attempt.end == "well" for attempt in _members(role))
+    return any(attempt.end == "well" for attempt in members_of(role))
 
 
 def _resized(role: Role, members: list[int]) -> list[int]:
@@ -224,7 +225,7 @@ def _leaving(role: Role, removed: set[int]) -> list[Attempt]:
     """Members that are alive and have no place in the next generation as they are."""
     return [
         attempt
-        for attempt in _members(role)
+        for attempt in members_of(role)
         if attempt.is_alive
         and (role.is_closed or attempt.index in removed or not role.can_reform(attempt))
     ]
@@ -246,7 +247,7 @@ def _tally(role: Role, cause: Attempt, failure: FailureClass) -> Tally:
 def _life(role: Role, cause: Attempt) -> Life:
     """The generation's life: it progressed if any of its members did."""
     life = cause.life(role.spec.backoff.most_seconds)
-    has_progressed = any(a.said_ready or a.step is not None for a in _members(role))
+    has_progressed = any(a.said_ready or a.step is not None for a in members_of(role))
     said = last_words(cause.exit.error) if cause.exit is not None else ""
     return Life(has_progressed=has_progressed, is_long=life.is_long, is_oom=life.is_oom, said=said)
 
@@ -289,7 +290,7 @@ def why_impossible(role: Role, fact: GenerationFormed) -> str:
 def fold_generation(role: Role, fact: GenerationFormed, at: float) -> None:
     """Count the failure that ended the last generation, and give survivors their new ranks."""
     if role.generation:
-        cause = _cause([a for a in _members(role) if a.end == "failed"])
+        cause = _cause([a for a in members_of(role) if a.end == "failed"])
         if cause is not None and cause.failure is not None:
             life = _life(role, cause)
             role.history.add(role.spec.budget, cause.exited_at, cause.failure, life)

@@ -97,9 +97,10 @@ def _of_trainer(supervisor: Supervisor, attempt: Attempt, observed: Observed) ->
         fact = GangBounded(run=run, role=attempt.role, **data)
         return [] if fact == supervisor.roles[attempt.role].bounds else [fact]
     fact = StateSaved(run=run, attempt=attempt.id, **data)
-    known = supervisor.saved
+    role = supervisor.roles[attempt.role]
+    known = role.saved
     is_known = known is not None and (known.step, known.path) == (fact.step, fact.path)
-    return [] if is_known and supervisor.has_saved else [fact]
+    return [] if is_known and role.has_saved else [fact]
 
 
 def _suspected(supervisor: Supervisor, by: Attempt, data: dict[str, Any]) -> list[Fact]:

@@ -69,10 +69,6 @@ class RunState:
         self.ports_refused: PortsRefused | None = None
         self.stop: StopRequested | None = None
         self.stop_seq = 0
-        self.saved: StateSaved | None = None
-        """The newest save."""
-        self.has_saved = False
-        """It was made since the run is being stopped."""
         self.ended: RunEnded | None = None
         self.started_at: float | None = None
         self.ended_at: float | None = None
@@ -153,7 +149,8 @@ class RunState:
             role.is_resizing = role.size != len(role.members)
 
     def _fold_saved(self, event: Event, fact: StateSaved) -> None:
-        self.saved, self.has_saved = fact, self.stop is not None
+        role = self.roles[self._attempt(fact.attempt).role]
+        role.saved, role.has_saved = fact, self.stop is not None
 
     def _fold_planned(self, event: Event, fact: AttemptPlanned) -> None:
         process = self.roles[fact.role].processes[fact.index]

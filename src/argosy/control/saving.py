@@ -8,6 +8,7 @@ long it is waited for, and what to say when nothing was saved. Called by the sup
 from __future__ import annotations
 
 from argosy.control.attempts import Attempt, Role, grace_of
+from argosy.control.membership import members_of
 from argosy.control.restarts import SIGKILL, describe
 from argosy.control.runstate import RunState
 from argosy.errors import LEFT_CODE
@@ -18,15 +19,26 @@ MOST_STARTS = 3
 def needs_saver(state: RunState, role: Role) -> bool:
     """Whether a process is to be started that saves the role's state; none of the role is alive."""
     # One whose members have come to train may have made a step of which nobody could tell any more.
-    if state.has_saved or role.entered_at is None:
+    if role.has_saved or role.entered_at is None:
         return False
-    if role.bounds is None or not role.bounds.keeps_state:
+    if role.bounds is None or not role.bounds.keeps_state or has_finished(role):
         return False
     own = [attempt for attempt in state.attempts.values() if attempt.role == role.name]
     if any(_has_ended_itself(state, attempt) for attempt in own):
         return False  # it tried and could not, and has said why; or its work was done
     savers = [attempt for attempt in own if attempt.saving]
     return len(savers) < MOST_STARTS and all(map(_was_unlucky, savers))
+
+
+def has_finished(role: Role) -> bool:
+    """Whether the gang's work is done and saved, whenever that was."""
+    members = members_of(role)
+    well = [attempt for attempt in members if attempt.end == "well"]
+    if len(well) == len(role.members):
+        return True
+    # The first rank saves and the others do not wait for it: that one of them has ended well is not enough.
+    by = role.saved.attempt if role.saved is not None else ""
+    return bool(well) and any(attempt.id == by for attempt in members)
 
 
 def saver_seconds(role: Role) -> float:
@@ -37,7 +49,7 @@ def saver_seconds(role: Role) -> float:
 def describe_loss(state: RunState) -> str:
     """What a stopped run has lost; empty: nothing that is known of."""
     for role in state.order:
-        if state.has_saved or role.bounds is None or not role.has_trained:
+        if role.has_saved or role.bounds is None or not role.has_trained:
             continue
         own = [attempt for attempt in state.attempts.values() if attempt.role == role.name]
         if any(attempt.exit is not None and attempt.exit.code == 0 for attempt in own):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from argosy.config.spec import Backoff, RoleSpec
+from argosy.config.spec import Backoff, Budget, RoleSpec
 from argosy.errors import ConfigError
 from argosy.protocol.facts import AttemptSuspected, GangBounded, GenerationFormed, StateSaved
 from argosy.testing.scripted import ScriptedHost
@@ -137,6 +137,73 @@ def test_work_that_was_finished_is_not_begun_again():
     for index in range(3):
         host.exit(f"train.{index}.0", code=0)
     assert (host.waiting(), host.ended.reason) == ([], "stop was asked for")
+
+
+def train_beside_others():
+    """A gang of two that trains, and a role that goes on when it has ended."""
+    host = ScriptedHost()
+    backoff = Backoff(first_seconds=0.5, jitter=0.0)
+    gang = RoleSpec(command=["x"], gang=True, count=2, backoff=backoff)
+    host.submit({"train": gang, "other": RoleSpec(command=["x"], budget=Budget(user=0))})
+    host.start()
+    for index in range(2):
+        enter(host, f"train.{index}.0")
+        host.report("progressed", f"train.{index}.0", step=1)
+    return host
+
+
+def test_a_gang_that_has_finished_is_not_started_again_by_a_later_stop():
+    host = train_beside_others()
+    host.report("saved", "train.0.0", step=8, path="/p")
+    for index in range(2):
+        host.exit(f"train.{index}.0", code=0)
+    host.advance(60.0)
+    host.stop()
+    host.exit("other.0.0", signal=15)
+    assert (host.waiting(), host.ended.reason) == ([], "stop was asked for")
+
+
+def test_a_gang_that_has_finished_is_not_started_again_when_another_role_is_given_up():
+    host = train_beside_others()
+    host.report("saved", "train.0.0", step=8, path="/p")
+    for index in range(2):
+        host.exit(f"train.{index}.0", code=0)
+    host.exit("other.0.0", code=1)
+    assert (host.waiting(), host.ended.outcome) == ([], "failed")
+
+
+def test_a_member_that_is_still_busy_after_a_save_that_has_ended_well_needs_no_saver():
+    host = train_beside_others()
+    host.report("saved", "train.0.0", step=8, path="/p")
+    host.exit("train.0.0", code=0)
+    host.stop()
+    host.exit("other.0.0", signal=15)
+    host.exit("train.1.0", signal=15)
+    assert (host.waiting(), host.ended.outcome) == ([], "stopped")
+
+
+def test_a_first_rank_that_is_killed_in_its_last_save_is_made_good_although_others_have_ended_well():
+    host = train_beside_others()
+    host.exit("train.1.0", code=0)
+    host.exit("train.0.0", signal=9)
+    host.stop()
+    host.exit("other.0.0", signal=15)
+    assert host.waiting() == ["train.0.1"]
+
+
+def test_the_save_of_one_gang_is_not_taken_for_that_of_another():
+    host = ScriptedHost()
+    gang = RoleSpec(command=["x"], gang=True, count=1)
+    host.submit({"first": gang, "second": gang})
+    host.start()
+    for role in ("first", "second"):
+        enter(host, f"{role}.0.0")
+        host.report("progressed", f"{role}.0.0", step=1)
+    host.stop()
+    host.report("saved", "second.0.0", step=3, path="/p")
+    host.exit("second.0.0", signal=15)
+    host.exit("first.0.0", signal=9)
+    assert host.waiting() == ["first.0.1"]
 
 
 def test_a_saver_that_is_lost_is_started_again_and_one_that_takes_too_long_is_given_up():
