@@ -167,6 +167,12 @@ def processes_of(view: dict[str, Any], target: Target | None = None) -> list[dic
     ]
 
 
+def describe_end(view: dict[str, Any]) -> str:
+    """That a run has ended already, as a sentence."""
+    was = "been " if view["outcome"] == "cancelled" else ""
+    return f"run {view['run']} has already {was}{view['outcome'] or 'ended'}"
+
+
 def is_up(controller: Controller) -> dict[str, Any] | None:
     """The status of the cluster, or None when there is none."""
     try:

@@ -6,6 +6,7 @@ import sys
 
 from argosy.cli.arguments import Arguments
 from argosy.cli.grammar import Verb
+from argosy.cli.unknown import unknown_verb, words_below
 from argosy.cli.verbs import VERBS
 
 
@@ -14,13 +15,13 @@ def help(arguments: Arguments) -> int:
     if not arguments.words:
         sys.stdout.write(overview())
         return 0
-    wanted = " ".join(arguments.words)
+    # What follows a verb on a command line may follow it here.
+    words = arguments.words[: 2 if words_below(arguments.words[0]) else 1]
+    wanted = " ".join(words)
     own = [verb for verb in VERBS if verb.name == wanted]
     below = [verb for verb in VERBS if verb.name.startswith(f"{wanted} ")]
     if not own and not below:
-        from argosy.cli.unknown import unknown_verb
-
-        raise unknown_verb(arguments.words)
+        raise unknown_verb(words)
     text = "".join(verb_help(verb) for verb in own)
     if below:
         lines = [f"  argosy {verb.name:<18} {verb.summary}" for verb in below]

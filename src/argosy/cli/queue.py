@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from argosy.cli.arguments import Arguments
-from argosy.cli.connection import Controller, connect
+from argosy.cli.connection import Controller, connect, describe_end
 from argosy.cli.paint import Paint, render_table, size
 from argosy.cli.program import read_program
 from argosy.cli.run import print_handles, submit_program
@@ -64,11 +64,9 @@ def choose_runs(controller: Controller, word: str) -> list[dict[str, Any]]:
     views = controller.all_named(word) or [controller.run(word)]
     alive = [view for view in views if view["state"] != "ended"]
     if not alive:
-        has = "has" if len(views) == 1 else f"and {len(views) - 1} others have"
-        raise NotFoundError(
-            f"run {views[-1]['run']} {has} already {views[-1]['outcome'] or 'ended'}",
-            fix="see `argosy queue`",
-        )
+        all_ended = f"all {len(views)} runs of {word} have already ended"
+        what = describe_end(views[0]) if len(views) == 1 else all_ended
+        raise NotFoundError(what, fix="see `argosy ps --all`")
     return sorted(alive, key=lambda view: view["state"] != "queued")
 
 

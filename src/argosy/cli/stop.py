@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from argosy.cli.arguments import Arguments, is_whole_number
-from argosy.cli.connection import Controller, Target, connect, processes_of
+from argosy.cli.connection import Controller, Target, connect, describe_end, processes_of
 from argosy.cli.progress import Progress
 from argosy.control.submission import RunHandle
 from argosy.errors import ConfigError, NotFoundError
@@ -30,8 +30,7 @@ def _end(arguments: Arguments, *, hard: bool) -> int:
     target, view = _resolve_alive(controller, arguments)
     verb = "killed" if hard else "stopped"
     if view["state"] == "ended":
-        what = f"run {view['run']} has already {view['outcome'] or 'ended'}"
-        return _say_end(arguments, controller, view, what)
+        return _say_end(arguments, controller, view, describe_end(view))
     body = {
         "hard": hard,
         "reason": arguments.get("reason") or f"argosy {arguments.verb.name}",

@@ -50,7 +50,7 @@ def unknown_verb(words: list[str]) -> ConfigError:
 
 def _unknown_below(first: str, second: str, below: list[str]) -> ConfigError:
     some = ", ".join(below)
-    if not second:
+    if not second or second.startswith("-"):
         return ConfigError(
             f"`argosy {first}` needs a second word", fix=f"one of {some}; see `argosy help {first}`"
         )

@@ -126,6 +126,25 @@ def test_help_of_a_verb_of_two_words(words, capsys):
     assert capsys.readouterr().out.startswith("usage: argosy queue add ")
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("help run foo", "run [options] SCRIPT"), ("help queue add x.py", "queue add [options]"),
+        ("help checkpoint show s 5", "checkpoint show STORE"), ("help help run", "help [VERB...]"),
+    ],
+)  # fmt: skip
+def test_what_follows_a_verb_does_not_hide_its_help(words, usage, capsys):
+    assert main(words.split()) == 0
+    assert capsys.readouterr().out.startswith(f"usage: argosy {usage}")
+
+
+def test_an_option_is_no_second_word(capsys):
+    assert main(["checkpoint", "--json"]) == 64
+    told = json.loads(capsys.readouterr().out)["error"]
+    assert told["message"] == "`argosy checkpoint` needs a second word"
+    assert "one of ls, show" in told["fix"]
+
+
 @pytest.mark.parametrize("words", ["help checkpoint", "checkpoint --help", "checkpoint -h"])
 def test_help_of_a_first_word_lists_what_may_follow(words, capsys):
     assert main(words.split()) == 0

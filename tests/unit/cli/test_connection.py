@@ -85,3 +85,21 @@ def test_a_name_to_cancel_means_all_of_that_name_and_an_id_one_run():
         chosen(same[0])
     with pytest.raises(NotFoundError, match="there is no run"):
         chosen("nothing")
+
+
+def test_runs_that_have_ended_are_told_in_true_words():
+    host = ScriptedHost(cpus=1)
+    role = {"a": RoleSpec(command=["x"], cpu_request=1.0)}
+    first, second = (host.submit(role, name="job", queued=True) for _ in range(2))
+    host.run = second
+    host.stop()
+    host.run = first
+    host.start()
+    host.exit("a.0.0", code=0)
+    controller = Answers(host.coordinator)
+    with pytest.raises(NotFoundError, match=r"^all 2 runs of job have already ended"):
+        choose_runs(controller, "job")
+    with pytest.raises(NotFoundError, match=f"^run {second} has already been cancelled"):
+        choose_runs(controller, second)
+    with pytest.raises(NotFoundError, match=f"^run {first} has already succeeded"):
+        choose_runs(controller, first)
