@@ -31,3 +31,14 @@ def test_every_error_class_is_in_the_table_of_exit_codes(kind):
     if kind is not errors.RunFailed:
         row = next(line for line in text.splitlines() if f"`{kind.__name__}`" in line)
         assert row.startswith(f"| {kind.exit_code} ")
+
+
+def test_exit_codes_that_a_verb_names_in_its_help_are_in_the_table():
+    rows = (DOCS / "exit-codes.md").read_text().splitlines()
+    codes = {"doctor": "else 1", "status": "3 when there is none"}
+    for verb in VERBS:
+        if verb.name in codes:
+            assert codes[verb.name] in verb.details
+            code = next(word for word in codes[verb.name].split() if word.isdecimal())
+            row = next(row for row in rows if f"| {code} |" in row)
+            assert f"`{verb.name}`" in row
