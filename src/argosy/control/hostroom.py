@@ -15,8 +15,6 @@ from argosy.control.keeper.containment import process_limits
 
 _SPARE = 64
 """Left for everything else."""
-_DESCRIPTORS = 2
-"""That the keeper has for each process: its pidfd and its link."""
 _COMMAND_BYTES = 256 << 10
 """The least that any process costs, most of it in the kernel."""
 _PYTHON_BYTES = 8 << 20
@@ -68,10 +66,9 @@ def _limits(keeper_pid: int) -> Iterator[_Limit]:
             "use fewer processes, or raise it (ulimit -u) and start the cluster again: argosy down"
         )
         yield _Limit(soft, _num_own_tasks(), "the limit of processes of this user", fix)
-    most, used = _descriptors(keeper_pid)
-    what = "what the keeper's limit of open files allows"
+    # One descriptor is certain for each process. One that joins has a link besides, and nobody knows yet whether it will.
     fix = "use fewer processes, or raise it (ulimit -Hn) and start the cluster again: argosy down"
-    yield _Limit(most // _DESCRIPTORS, used // _DESCRIPTORS, what, fix)
+    yield _Limit(*_descriptors(keeper_pid), "the keeper's limit of open files", fix)
 
 
 def _num_tasks() -> int:
@@ -103,11 +100,12 @@ def _descriptors(pid: int) -> tuple[int, int]:
 
 
 def _free_memory() -> int:
+    """Memory that can be had, and swap."""
     with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 1 << 60
+        sizes = dict(line.split()[:2] for line in file)
+    if "MemAvailable:" not in sizes:
+        return 1 << 60
+    return int(sizes["MemAvailable:"]) + int(sizes.get("SwapFree:", 0)) << 10
 
 
 def _read_number(path: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 
@@ -36,7 +37,7 @@ def test_thousands_fit_where_nothing_is_scarce(roomy):
     [
         ("_read_number", lambda path: 5000, "room for 4836 more: kernel.pid_max is 5000, 100 in"),
         ("process_limits", lambda: [("/cg/pids.max", 2000, 5)], "1931 more: /cg/pids.max is 2000"),
-        ("_descriptors", lambda pid: (4096, 100), "room for 1934 more: what the keeper's limit"),
+        ("_descriptors", lambda pid: (4096, 100), "room for 3932 more: the keeper's limit of open"),
         ("_free_memory", lambda: 1 << 30, "at least 2.4 GiB of memory, 1.0 GiB are available"),
     ],
 )
@@ -45,6 +46,19 @@ def test_what_is_scarce_is_named_with_what_can_be_done(roomy, monkeypatch, name,
     shortage = find_shortage(9_999, 0, 1)
     assert words in shortage.what
     assert shortage.fix
+
+
+def test_a_process_is_certain_to_cost_the_keeper_one_descriptor_and_no_more(roomy, monkeypatch):
+    monkeypatch.setattr(hostroom, "_descriptors", lambda pid: (256, 16))
+    assert find_shortage(100, 76, 1) is None
+    shortage = find_shortage(100, 77, 1)
+    assert shortage.what.endswith("the keeper's limit of open files is 256, 16 in use")
+
+
+def test_swap_is_memory_that_can_be_had(monkeypatch):
+    lines = "MemTotal: 9 kB\nMemAvailable: 100 kB\nHugePages_Total: 0\nSwapFree: 28 kB\n"
+    monkeypatch.setattr("builtins.open", lambda path: io.StringIO(lines))
+    assert hostroom._free_memory() == 128 << 10
 
 
 def test_the_limit_of_a_user_counts_unless_it_is_root(roomy, monkeypatch):
