@@ -2,7 +2,8 @@
 
 Answers hello, arena requests and messages on one private unix socket, so that `protocol/link` and `move/broker` work in a household
 as they do in a cluster; see docs/reference/keeper-protocol.md. Owned by `household`, which calls it from its one thread. Nothing
-here blocks: a peer that does not read is dropped, garbage ends its connection and nothing else.
+here blocks: a peer that does not read is dropped, garbage ends its connection and nothing else, and what a peer said before it hung up is
+still heard.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Connection:
         self.attempt = ""
         """Empty until it has said hello."""
         self.is_closed = False
+        self._is_deaf = False
+        """The peer has hung up: nothing reaches it any more."""
         self._incoming = bytearray()
         self._queue: deque[tuple[bytes, list[int]]] = deque()
         sock.setblocking(False)
@@ -49,6 +52,8 @@ class Connection:
 
     def send(self, frame: Frame, descriptors: list[int] | None = None) -> None:
         """Send one frame, now or when the peer reads; the descriptors stay the caller's."""
+        if self.is_closed or self._is_deaf:
+            return
         body = json.dumps(frame, separators=(",", ":")).encode()
         try:
             copies = [os.dup(descriptor) for descriptor in descriptors or []]
@@ -98,9 +103,7 @@ class Connection:
             self.is_closed = True
             self.board.selector.unregister(self.socket)
             self.socket.close()
-            for _, descriptors in self._queue:
-                _close_all(descriptors)
-            self._queue.clear()
+            self._drop_queue()
             self.board.connections.discard(self)
 
     def _take_frames(self) -> None:
@@ -129,6 +132,10 @@ class Connection:
                     self._queue.popleft()
         except (BlockingIOError, InterruptedError):
             pass
+        except (BrokenPipeError, ConnectionResetError):
+            # What it said before it hung up is still to be read; the end of its stream closes this.
+            self._is_deaf = True
+            self._drop_queue()
         except OSError:
             self.close()
             return
@@ -139,6 +146,11 @@ class Connection:
             return
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._queue else 0)
         self.board.selector.modify(self.socket, mask, self.ready)
+
+    def _drop_queue(self) -> None:
+        for _, descriptors in self._queue:
+            _close_all(descriptors)
+        self._queue.clear()
 
     def _send_some(self, data: bytes, descriptors: list[int]) -> int:
         rights = array.array("i", descriptors)

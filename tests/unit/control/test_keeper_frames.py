@@ -109,6 +109,37 @@ def test_descriptors_arrive_with_their_frame_even_when_the_peer_is_slow():
     pair.far.close()
 
 
+@pytest.mark.parametrize("is_reset", [False, True], ids=["hung up", "hung up with words unread"])
+def test_what_a_peer_said_before_it_hung_up_is_read_although_nothing_reaches_it_any_more(is_reset):
+    pair = Pair()
+    if is_reset:
+        pair.near.send({"told": 0})
+    pair.far.sendall(encode({"said": 1}) + encode({"said": 2}))
+    pair.far.close()
+    read, write = os.pipe()
+    pair.near.send({"told": 1, "fds": 1}, [write])
+    pair.near.send({"told": 2})
+    assert not pair.closed
+    pair.near.drain()
+    assert [message for message, _ in pair.frames] == [{"said": 1}, {"said": 2}]
+    pair.turn()
+    assert pair.closed == [pair.near]
+    os.close(write)
+    assert os.read(read, 1) == b"", "no copy of a descriptor is left"
+    os.close(read)
+
+
+def test_words_behind_a_request_of_a_peer_that_has_hung_up_are_read():
+    pair = Pair()
+    pair.near.on_frame = lambda c, message, fds: (pair.frames.append(message), c.send({}))
+    pair.far.sendall(encode({"ask": 1}) + encode({"said": 2}))
+    pair.far.close()
+    pair.turn()
+    assert pair.frames == [{"ask": 1}, {"said": 2}]
+    pair.turn()
+    assert pair.closed == [pair.near]
+
+
 def test_a_frame_that_names_missing_descriptors_ends_the_connection():
     pair = Pair()
     pair.far.sendall(encode({"fds": 2}))

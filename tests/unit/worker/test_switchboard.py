@@ -191,6 +191,25 @@ def test_a_peer_that_does_not_read_is_dropped(connect, board):
     assert not board.connections
 
 
+def test_what_a_peer_said_before_it_hung_up_is_heard_although_nothing_reaches_it_any_more(
+    connect, board, said
+):
+    client = connect()
+    client.hello()
+    ask = {"type": "arena_create", "id": 1, "name": "x", "size": 4096, "scope": "process"}
+    for frame in (ask, {"type": "say", "message": {"say": "saved", "step": 7}}):
+        body = json.dumps(frame).encode()
+        client.socket.sendall(struct.pack(">I", len(body)) + body)
+    client.socket.close()
+    board.tell("a", {"type": "peer"})
+    board.tell("a", {"type": "peer"})
+    board.drain("a")
+    assert said[-1] == ("a", {"say": "saved", "step": 7})
+    assert not board.connections
+    board.dismiss("a")
+    assert not board.arenas
+
+
 def test_no_descriptor_left_costs_one_connection_and_not_the_household(
     connect, board, said, monkeypatch
 ):

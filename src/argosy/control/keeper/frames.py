@@ -1,7 +1,8 @@
 """Frames on a unix stream socket: a 4-byte length and one JSON object, descriptors beside it.
 
 A `Connection` never blocks: it buffers what cannot be written at once up to a limit and then drops the peer. Garbage, half
-and oversized frames end that connection with an error frame where possible, and nothing else.
+and oversized frames end that connection with an error frame where possible, and nothing else. A peer that has hung up is told
+nothing any more, but what it said before is still read.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class Connection:
         self._queue: deque[tuple[memoryview, list[int]]] = deque()
         self._queued_bytes = 0
         self._is_closing = False
+        self._is_deaf = False
+        """The peer has hung up: nothing reaches it any more."""
         self._is_paused = False
         loop.watch(sock.fileno(), READ, self._ready)
 
@@ -123,12 +126,12 @@ class Connection:
 
     def send_bytes(self, data: bytes, descriptors: list[int] | None = None) -> None:
         """Queue raw bytes; drops the peer when it has too many unread ones."""
-        if self.is_closed or self._is_closing:
+        if self._is_mute():
             return
         view = memoryview(data)
         if not self._queue:
             sent = self._send_some(view, descriptors or [])
-            if self.is_closed:
+            if self._is_mute():
                 return
             if sent:
                 view, descriptors = view[sent:], None
@@ -171,11 +174,8 @@ class Connection:
         self.socket.close()
         for fd in self._descriptors:
             os.close(fd)
-        for _, descriptors in self._queue:
-            for fd in descriptors:
-                os.close(fd)
         self._descriptors.clear()
-        self._queue.clear()
+        self._drop_queue()
         self.on_close(self)
 
     def drain(self) -> None:
@@ -216,6 +216,17 @@ class Connection:
         if unsent:
             self.send_bytes(unsent)
         self.loop.soon(self._deliver)
+
+    def _is_mute(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self.is_closed or self._is_closing or self._is_deaf
+
+    def _drop_queue(self) -> None:
+        for _, descriptors in self._queue:
+            for fd in descriptors:
+                os.close(fd)
+        self._queue.clear()
+        self._queued_bytes = 0
 
     def _rewatch(self) -> None:
         if self.is_closed:
@@ -301,6 +312,11 @@ class Connection:
                 return self.socket.sendmsg([view], ancillary, socket.MSG_NOSIGNAL)
             return self.socket.send(view, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
+            return 0
+        except (BrokenPipeError, ConnectionResetError):
+            # What it said before it hung up is still to be read; the end of its stream closes this.
+            self._is_deaf = True
+            self._drop_queue()
             return 0
         except OSError:
             self.close()
