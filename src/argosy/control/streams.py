@@ -7,9 +7,10 @@ never steer; that a tied run ends with its client is `TiedRuns`, below.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -111,6 +112,8 @@ class LogFollower:
         self._logs = logs_directory(directory)
         self._inotify: Inotify | None = None
         self._is_polling = False
+        self._seen: dict[str, tuple[int, int]] = {}
+        """The files' stamps before they were read last; kept while polling."""
 
     def open(self) -> None:
         """Begin to watch; `close` ends it."""
@@ -142,10 +145,13 @@ class LogFollower:
 
     async def wait_changed(self) -> None:
         """Return when some file may have more."""
-        if self._is_polling:
-            await asyncio.sleep(_POLL_SECONDS)
-        else:
+        if not self._is_polling:
             await self._changed.wait()
+            return
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            if await self._loop.run_in_executor(None, self._stamps) != self._seen:
+                return
 
     @property
     def has_unfinished(self) -> bool:
@@ -160,12 +166,25 @@ class LogFollower:
             self._inotify = None
 
     def _read(self, should_flush: bool) -> list[Line]:
+        if self._is_polling:
+            self._seen = (
+                self._stamps()
+            )  # before the reading: what comes in the middle of it is news
         if self._history is not None:
             batch = list(itertools.islice(self._history, _BATCH))
             if batch:
                 return batch
             self._history = None
         return self._reader.read_new(should_flush=should_flush)
+
+    def _stamps(self) -> dict[str, tuple[int, int]]:
+        """Size and time of change of every file of output."""
+        stamps = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._logs) as entries:
+            for entry in entries:
+                status = entry.stat()
+                stamps[entry.name] = (status.st_size, status.st_mtime_ns)
+        return stamps
 
     def _noticed(self) -> None:
         if self._inotify is not None:
@@ -266,7 +285,7 @@ class TiedRuns:
             loop = asyncio.get_running_loop()
             self._timers[run] = loop.call_later(seconds, self._give_up, run)
 
-    @contextmanager
+    @contextlib.contextmanager
     def watched(self, run: str) -> Iterator[None]:
         """A client watches."""
         self._cancel(run)

@@ -3,7 +3,14 @@ import errno
 import functools
 import os
 
-from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, server_sent
+from argosy.control.streams import (
+    KEEP_ALIVE,
+    LogFollower,
+    Place,
+    RunStream,
+    TiedRuns,
+    server_sent,
+)
 from argosy.telemetry.logs import Line
 
 
@@ -131,3 +138,36 @@ async def test_output_is_followed_also_by_a_user_who_may_watch_no_more(tmp_path,
         await follower.wait_changed()
     assert [line.text for line in lines] == ["two"]
     follower.close()
+
+
+class QuietLog:
+    """A log to which nothing is added."""
+
+    last_seq = 0
+
+    async def wait_beyond(self, seq):
+        await asyncio.Event().wait()
+
+
+@in_loop
+async def test_a_line_without_its_newline_is_shown_also_to_a_user_who_may_watch_no_more(
+    tmp_path, monkeypatch
+):
+    def refuse():
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr("argosy.control.streams.Inotify", refuse)
+    monkeypatch.setattr("argosy.control.streams._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("argosy.control.streams._PARTIAL_SECONDS", 0.03)
+    monkeypatch.setattr("argosy.control.streams.KEEP_ALIVE_SECONDS", 0.03)
+    follower = make_logs(tmp_path)
+    follower.begin(None)
+    stream = RunStream(QuietLog(), follower, "r", with_facts=False)
+    pieces = stream.follow(Place(), lambda run: None, lambda run: None)
+    assert b"one" in await anext(pieces)
+    assert await anext(pieces) == KEEP_ALIVE
+    (tmp_path / "logs" / "a.0.0.out").open("a").write("password: ")
+    while (piece := await anext(pieces)) == KEEP_ALIVE:
+        pass
+    assert b"password: " in piece
+    await pieces.aclose()
