@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from argosy.config.checks import check_spec
-from argosy.config.spec import RunSpec, Submission
+from argosy.config.spec import RoleSpec, Submission
 from argosy.control.agentlinks import AgentLinks
+from argosy.control.attempts import Role
 from argosy.control.blobs import Blobs
 from argosy.control.commands import check_room
 from argosy.control.coordinator import Coordinator, Outputs
@@ -149,7 +150,9 @@ class Conductor:
         await self._check_log()
         await self.wait_for_agent()
         check_room(submission.spec, self.coordinator.placement)
-        await self._check_hosts(submission.spec)
+        if not submission.spec.queued:
+            roles = submission.spec.roles.values()
+            await self._check_hosts([(role, num_processes(role)) for role in roles])
         pinned: list[str] = []
         try:
             env_blob = await self._put_environment(submission.env, pinned)
@@ -205,9 +208,7 @@ class Conductor:
         supervisor = self.coordinator.runs.get(run)
         if supervisor is not None:
             gang = choose_role(supervisor.roles, role)
-            more = max(0, size - len(gang.alive()))
-            spec = msgspec.structs.replace(gang.spec, count=more, spares=0)
-            await self._check_hosts(RunSpec(roles={gang.name: spec}))
+            await self._check_hosts([(gang.spec, max(0, size - len(gang.alive())))])
         command, outputs = self._ask_decider(
             self.coordinator.scale, run, size, role=role, may_restart=may_restart
         )
@@ -217,17 +218,23 @@ class Conductor:
     async def inject(self, run: str, orders: list[FaultOrder]) -> list[FaultInjected]:
         """Record faults on purpose; those that are not told to a rank are still to be carried out."""
         await self._check_log()
-        if any(order.step is not None for order in orders):
-            check_future(orders, await self._present_step(run))
+        await self._check_steps(run, [order for order in orders if order.step is not None])
         faults, outputs = self._ask_decider(self.coordinator.inject, run, orders)
         await self._durable(self.apply(outputs))
         return faults
 
-    async def _present_step(self, run: str) -> int:
-        """The step that the furthest process of a run has told its agent; 0 when none has told one."""
+    async def _check_steps(self, run: str, orders: list[FaultOrder]) -> None:
+        """ConfigError for a fault at a step that its gang has behind it; what else is wrong with it is for the coordinator to say."""
         supervisor = self.coordinator.runs.get(run)
-        roles = supervisor.order if supervisor is not None else []
-        data = {"attempts": [attempt.id for role in roles for attempt in role.alive()]}
+        if supervisor is None or supervisor.ended is not None:
+            return
+        for name in dict.fromkeys(order.role for order in orders):
+            present = await self._present_step(choose_role(supervisor.roles, name))
+            check_future([order for order in orders if order.role == name], present)
+
+    async def _present_step(self, role: Role) -> int:
+        """The step that the furthest process of a gang has told its agent; 0 when none has told one."""
+        data = {"attempts": [attempt.id for attempt in role.alive()]}
         answers = [await self.links.ask(host, "steps", data) for host in self.links.hosts()]
         return max((step for answer in answers for step in answer["steps"].values()), default=0)
 
@@ -254,11 +261,11 @@ class Conductor:
                 fix=f"see {self.cluster.log('agent')} and {self.cluster.log('keeper')}",
             ) from None
 
-    async def _check_hosts(self, spec: RunSpec) -> None:
-        """ConfigError for a run with more processes than any host can hold now: started one by one, they would fail one by one."""
-        pythons = sum(num_processes(r) for r in spec.roles.values() if r.command is None)
-        commands = sum(num_processes(r) for r in spec.roles.values() if r.command is not None)
-        if pythons + commands <= _FEW_PROCESSES or spec.queued:
+    async def _check_hosts(self, wanted: list[tuple[RoleSpec, int]]) -> None:
+        """ConfigError for so many processes of roles, more than any host can hold now: started one by one, they would fail one by one."""
+        pythons = sum(count for role, count in wanted if role.command is None)
+        commands = sum(count for role, count in wanted if role.command is not None)
+        if pythons + commands <= _FEW_PROCESSES:
             return
         data = {"commands": commands, "pythons": pythons}
         shortage: dict[str, Any] = {}

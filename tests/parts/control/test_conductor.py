@@ -28,6 +28,25 @@ def with_conductor(tmp_path, test):
     asyncio.run(run())
 
 
+async def give_host(conductor):
+    """Let it have the host `h`, as if an agent had connected."""
+
+    async def is_there():
+        pass
+
+    conductor.wait_for_agent = is_there
+    hello = Hello(
+        version=PROTOCOL_VERSION,
+        host="h",
+        keeper="k",
+        pid=1,
+        cpus=2,
+        memory_bytes=1 << 30,
+        alive=[],
+    )
+    await conductor.apply(conductor.coordinator.receive(1.0, "h", hello))
+
+
 def test_nothing_is_decided_any_more_after_a_decision_broke_off(tmp_path):
     async def test(conductor):
         await conductor.apply(conductor.coordinator.note(1.0, Note(text="whole")))
@@ -60,20 +79,7 @@ def test_a_refusal_is_no_failure(tmp_path):
 
 def test_a_run_that_no_host_could_ever_hold_is_not_accepted(tmp_path):
     async def test(conductor):
-        async def is_there():
-            pass
-
-        conductor.wait_for_agent = is_there
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            host="h",
-            keeper="k",
-            pid=1,
-            cpus=2,
-            memory_bytes=1 << 30,
-            alive=[],
-        )
-        await conductor.apply(conductor.coordinator.receive(1.0, "h", hello))
+        await give_host(conductor)
         role = RoleSpec(command=["true"], cpu_request=64.0)
         with pytest.raises(ConfigError, match="needs 64 CPUs, and the only host has 2 CPUs"):
             await conductor.submit(Submission(spec=RunSpec(roles={"a": role}, queued=True)))
@@ -121,16 +127,30 @@ def test_a_run_with_more_processes_than_a_host_can_hold_is_refused_at_once(tmp_p
 def test_a_fault_at_a_step_that_is_over_is_refused_by_what_the_agents_have_heard(tmp_path):
     async def test(conductor):
         async def answer(host, verb, data):
-            assert verb == "steps"
-            return {"steps": {"r1.train.0.0": 7, "r1.train.1.0": 8}}
+            steps = {"train.0.0": 7, "train.1.0": 8, "evaluate.0.0": 10_000}
+            told = {name: steps[name.partition(".")[2]] for name in data.get("attempts", [])}
+            return {"steps": told} if verb == "steps" else {}
 
-        conductor.links.hosts = lambda: ["h"]
+        await give_host(conductor)
         conductor.links.ask = answer
-        order = FaultOrder(fault="kill", rank=0, step=7)
+        roles = {
+            "train": RoleSpec(command=["true"], count=2, gang=True),
+            "evaluate": RoleSpec(command=["true"], gang=True),
+        }
+        [submitted] = await conductor.submit(Submission(spec=RunSpec(roles=roles)))
+        conductor.links.hosts = lambda: ["h"]
+
+        async def inject(**where):
+            await conductor.inject(submitted["run"], [FaultOrder(fault="kill", rank=0, **where)])
+
         with pytest.raises(ConfigError, match="step 7 is over: the run is at step 8"):
-            await conductor.inject("r1", [order])
-        with pytest.raises(NotFoundError):  # and nothing but the run is missing for a later one
-            await conductor.inject("r1", [FaultOrder(fault="kill", rank=0, step=8)])
+            await inject(step=7, role="train")
+        with pytest.raises(ConfigError, match="step 60 is over: the run is at step 10000"):
+            await inject(step=60, role="evaluate")
+        with pytest.raises(ConfigError, match="several gangs"):
+            await inject(step=60)
+        with pytest.raises(NotFoundError, match="no live rank 0"):  # that is all that is missing
+            await inject(step=60, role="train")
 
     with_conductor(tmp_path, test)
 
