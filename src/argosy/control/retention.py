@@ -1,4 +1,4 @@
-"""Retention: which ended runs are still known. The newest are; the oldest are forgotten, a batch at a time.
+"""Retention: which ended runs are still known. The newest are; the oldest are forgotten, a batch at a time, and large ones earlier.
 
 Owned by the coordinator, which makes the fact of it; the event log then deletes their events. A run that lives, waits, is watched
 or was asked for lately is never chosen. Pure; it deletes nothing itself.
@@ -16,9 +16,9 @@ from argosy.errors import ForgottenError, NotFoundError
 
 KEEP_ENDED = 1000
 KEEP_ATTEMPTS = 20_000
-"""Starts of processes in all those runs: a new controller reads the events of them all."""
+"""Starts of processes in those runs: a new controller reads the events of them all."""
 LEAST_ENDED = 10
-"""So many are kept however large they were."""
+"""So many of the newest are kept however large they were, and their starts do not count."""
 MOST_AT_ONCE = 1000
 """Runs in one fact: a log from before there was retention is worked off in several."""
 
@@ -66,24 +66,28 @@ class Retention:
     def choose(self, is_busy: Callable[[str], bool]) -> list[str]:
         """The runs to forget now: none until there is a batch of them beyond those that are kept."""
         excess = max(len(self._ended) - self.keep_ended, 0)
-        least = self.batch
-        if excess < self.batch:
-            excess, least = self._num_too_large(), 1
-        oldest = islice(self._ended, min(excess, MOST_AT_ONCE))
-        chosen = [run for run in oldest if run not in self._held and not is_busy(run)]
+        if excess >= self.batch:
+            surplus, least = list(islice(self._ended, min(excess, MOST_AT_ONCE))), self.batch
+        else:
+            surplus, least = self._too_large(), 1
+        chosen = [run for run in surplus if run not in self._held and not is_busy(run)]
         return chosen if len(chosen) >= least else []
 
-    def _num_too_large(self) -> int:
-        """How many of the oldest have to go because all together are clearly too large."""
-        too_many, count = self._num_attempts - self.keep_attempts, 0
+    def _too_large(self) -> list[str]:
+        """The runs that have to go because all but the newest are clearly too large together: few large ones rather than many small ones."""
+        newest = sum(islice(reversed(self._ended.values()), LEAST_ENDED))
+        too_many = self._num_attempts - newest - self.keep_attempts
         if too_many <= self.keep_attempts // 10:
-            return 0
-        for num_attempts in islice(self._ended.values(), max(0, len(self._ended) - LEAST_ENDED)):
+            return []
+        older = list(islice(self._ended.items(), len(self._ended) - LEAST_ENDED))
+        older.sort(key=lambda run: -run[1].bit_length())  # of those of about one size the oldest
+        surplus = []
+        for run, num_attempts in older[:MOST_AT_ONCE]:
             if too_many <= 0:
                 break
             too_many -= num_attempts
-            count += 1
-        return count
+            surplus.append(run)
+        return surplus
 
     def forget(self, runs: list[str]) -> None:
         """They were forgotten."""
@@ -97,7 +101,7 @@ class Retention:
         if self.num_forgotten and counter is not None and 0 < counter <= self.num_submitted:
             return ForgottenError(
                 f"run {run} is not known any more: of the runs that have ended, the newest "
-                f"{self.keep_ended} are kept, fewer if they had very many processes",
+                f"{self.keep_ended} are kept, those with very many processes for a shorter time",
                 fix=f"look in {runs_directory}/{run}: what is left of it; end.json says how it ended",
             )
         return NotFoundError(f"there is no run {run}", fix="`argosy ps` lists the runs")

@@ -88,20 +88,46 @@ def test_the_oldest_ended_runs_are_forgotten_in_a_batch():
 
 def test_large_runs_are_forgotten_before_there_are_many_but_the_last_ones_never():
     host = ScriptedHost(keep_ended=100)
-    host.coordinator.retention.keep_attempts = 50
-    for _ in range(14):
+    host.coordinator.retention.keep_attempts = 10
+    for _ in range(LEAST_ENDED + 3):
         host.submit({"a": task(count=4)})
         host.start()
         for index in range(4):
             host.exit(f"a.{index}.0", code=0)
     [fact] = host.facts(RunsForgotten)
-    assert len(fact.runs) == 2
-    assert len(host.coordinator.runs) == 12
+    assert fact.runs == [each.run for each in host.facts(RunSubmitted)[:1]]
     check_replay(host)
-    host.coordinator.retention.keep_attempts = 5
+    host.coordinator.retention.keep_attempts = 3
     run_through(host, 1)
     assert len(host.coordinator.runs) == LEAST_ENDED
     check_replay(host)
+
+
+def end(retention, *runs):
+    """These runs end, each with so many starts; what is forgotten meanwhile."""
+    gone = []
+    for run, num_attempts in runs:
+        retention.end(run, num_attempts)
+        chosen = retention.choose(lambda run: False)
+        retention.forget(chosen)
+        gone += chosen
+    return gone
+
+
+def test_a_very_large_run_drives_no_small_ones_out_and_goes_itself_when_newer_ones_have_ended():
+    retention = Retention()
+    assert not end(retention, *((f"small{number}", 30) for number in range(600)))
+    assert not end(retention, ("large", 23_000))
+    assert not end(retention, *((f"later{number}", 1) for number in range(LEAST_ENDED - 1)))
+    assert end(retention, ("last", 1)) == ["large"]
+
+
+def test_of_runs_of_about_one_size_the_oldest_are_forgotten():
+    retention = Retention()
+    runs = [(f"r{number}", 1100 + number) for number in range(32 + LEAST_ENDED)]
+    gone = end(retention, ("little", 7), *runs)
+    assert gone == [run for run, _ in runs[: len(gone)]]
+    assert len(gone) > 1
 
 
 def test_a_run_that_lives_or_waits_is_never_forgotten():
