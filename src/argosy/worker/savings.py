@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from argosy.protocol import savers
+
+_GRACE_SECONDS = 30.0
 _STARTS = 3.0
 """A member may take so many times as long as the slowest one, and `hang_seconds` more."""
 
@@ -25,36 +28,68 @@ class Training:
         """What was trained is in the household's memory: any rank can save it."""
         self.saved: tuple[int, str] | None = None
         self.is_closed = False
-        """Nobody needs to be started to save: one was, or it cannot be, or the person does not want it."""
+        """Nobody needs to be started to save: a rank could not and has said why, or the person does not want it."""
+        self._saved_by = ""
         self._has_saved = False
         """Since it is being stopped."""
+        self._were_unlucky: list[bool] = []
+        """Of each saver that has ended: whether another one may do better."""
+        self._saver_end = ""
+        """How the last one did, in words."""
 
     def note_step(self, step: object) -> None:
         """So many are done."""
         if isinstance(step, int):
             self.steps = max(1, step)
 
-    def note_save(self, message: Mapping[str, Any], *, is_stopping: bool) -> str:
+    def note_save(self, attempt: str, message: Mapping[str, Any], *, is_stopping: bool) -> str:
         """A rank says that a step is saved, or that there was none to save; what to tell the person, once."""
         self._has_saved = self._has_saved or is_stopping
+        self._saved_by = attempt
         save = (int(message.get("step") or 0), str(message.get("path") or ""))
         if not save[1] or save == self.saved:
             return ""
         self.saved = save
         return f"step {save[0]} is saved in {save[1]}"
 
-    @property
-    def needs_saver(self) -> bool:
-        """Whether all have ended without a save, although what they trained is still there."""
-        return self.has_entered and self.keeps_state and not (self._has_saved or self.is_closed)
+    def note_saver_end(self, what: str, *, is_unlucky: bool) -> None:
+        """A process that was started only to save has ended."""
+        self._were_unlucky.append(is_unlucky)
+        self._saver_end = what
+
+    def needs_saver(self, ended_well: Mapping[str, bool]) -> bool:
+        """Whether all have ended without a save, although what they trained is still there; `ended_well`: each member."""
+        legacy = savers.Legacy(
+            has_entered=self.has_entered,
+            keeps_state=self.keeps_state,
+            has_saved=self._has_saved,
+            has_finished=savers.has_finished(ended_well, len(ended_well), self._saved_by),
+            has_answered=self.is_closed,
+        )
+        return savers.needs_saver(legacy, self._were_unlucky)
 
     def describe_loss(self) -> str:
         """What a stop has cost, as the end of a sentence."""
-        if self._has_saved or not self.steps:
+        if self._is_safe():
             return ""
         if self.saved is None:
-            return f"; nothing was saved, {self.steps} steps are lost"
-        return f"; nothing was saved after step {self.saved[0]}"
+            return f"; nothing was saved, {self.steps} steps are lost{self._describe_saver()}"
+        return f"; nothing was saved after step {self.saved[0]}{self._describe_saver()}"
+
+    def describe_failure(self) -> str:
+        """What is lost when the household gives up, as the end of a sentence."""
+        if self._is_safe() or not self.has_entered:
+            return ""
+        # Nobody tells of the saves on the way: they may be there.
+        return f"; nothing was saved at its end{self._describe_saver()}"
+
+    def _is_safe(self) -> bool:
+        if self._has_saved or not self.steps:
+            return True
+        return self.saved is not None and self.saved[0] >= self.steps
+
+    def _describe_saver(self) -> str:
+        return f" (a process was started to save: it {self._saver_end})" if self._saver_end else ""
 
 
 class Entries:
@@ -80,3 +115,7 @@ class Entries:
         if self._first_at is None or not self._hang_seconds:
             return None
         return max(started_at, self._first_at) + self._hang_seconds + _STARTS * self._slowest
+
+    def saver_seconds(self) -> float:
+        """How long a process may take that is started only to save."""
+        return savers.saver_seconds(_GRACE_SECONDS, self._slowest)

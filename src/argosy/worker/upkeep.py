@@ -9,13 +9,14 @@ what was trained is saved when it is stopped, also if nobody is left to do so (s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from argosy.config.spec import Budget
-from argosy.errors import LEFT_CODE, InvariantError
+from argosy.errors import InvariantError
 from argosy.protocol.lastwords import describe_repeats, last_words, why_hopeless
 from argosy.protocol.peerloss import is_peer_loss
+from argosy.protocol.savers import is_answer, was_unlucky
 from argosy.worker.savings import Entries, Training
 
 SIGINT, SIGKILL, SIGTERM = 2, 9, 15
@@ -131,7 +132,8 @@ class Member:
     """Its trainer takes part: its peers see whether it hangs."""
     has_progressed: bool = False
     killed_for: str = ""
-    """Why the household itself killed it: `hang`, or `others` when it could not stay without them."""
+    """Why the household itself killed it: `hang`, `late`, or `others` when it could not stay without them."""
+    is_saver: bool = False
 
 
 class Upkeep:
@@ -168,6 +170,7 @@ class Upkeep:
         self._story: list[str] = []
         self._retry_at: float | None = None
         """When the next generation may be formed."""
+        self._has_given_up = False
         self._kill_at: float | None = None
         """When those that were told to save and leave are killed."""
         self._entries = Entries()
@@ -200,8 +203,10 @@ class Upkeep:
         member.exit = exit
         if not exit.is_well and not member.killed_for:
             self._bad_exits.setdefault(member.rank, exit)
-        if self._stop_signal and exit.code not in (None, LEFT_CODE):
+        if (self._stop_signal or member.is_saver) and is_answer(exit.code):
             self._training.is_closed = True  # it has finished, or has failed to save and says why
+        if member.is_saver:
+            self._note_saver_end(member, at)
         frame = self.peer_frame(member)
         actions: list[Action] = [Tell(other.attempt, frame) for other in self._living()]
         if self.end is None and not self._stop_signal and not exit.is_well:
@@ -246,7 +251,7 @@ class Upkeep:
             self._entries.note_entry(at, at - member.started_at)
         else:
             is_asked = bool(self._stop_signal) or self.end is not None
-            said = self._training.note_save(message, is_stopping=is_asked)
+            said = self._training.note_save(member.attempt, message, is_stopping=is_asked)
             return [Announce(said)] if said else []
         return []
 
@@ -311,12 +316,12 @@ class Upkeep:
             self._retry_at = None
             if living and self._kill_at is not None and self._kill_at <= at:
                 self._kill_at = at + _GRACE_SECONDS
-                return [Signal(member.attempt, SIGKILL) for member in living]
+                return [self._end_late(member) for member in living]
             if living:
                 return []
-            if self._training.needs_saver:
+            if self._needs_saver():
                 return self._start_saver(at)
-            return self._close(self.end or self._stopped())
+            return self._close(self._failed() if self.end is not None else self._stopped())
         if all(member.exit is not None and member.exit.is_well for member in self.members.values()):
             return self._close(End(0))
         overdue = self._end_overdue(at)
@@ -362,12 +367,28 @@ class Upkeep:
 
     def _start_saver(self, at: float) -> list[Action]:
         """Nobody is left who could save: one process, alone, finds the state, saves it and leaves."""
-        self._training.is_closed = True
-        self._kill_at = None if self._kill_at is None else at + _GRACE_SECONDS
+        if self._kill_at is not None:
+            self._kill_at = at + self._entries.saver_seconds()
         self.generation += 1
         new = self._enroll(0, at)
+        new.is_saver = True
         self._remember(f"saver {new.attempt}")
         return [Start(new.attempt, 0, self.generation, 1, is_saving=True)]
+
+    def _needs_saver(self) -> bool:
+        ended_well = {m.attempt: m.exit is not None and m.exit.is_well for m in self._all()}
+        return self._training.needs_saver(ended_well)
+
+    def _note_saver_end(self, member: Member, at: float) -> None:
+        exit = member.exit
+        assert exit is not None
+        if member.killed_for:
+            self._training.note_saver_end(
+                f"took longer than {at - member.started_at:.0f} s", is_unlucky=False
+            )
+        else:
+            is_unlucky = was_unlucky(exit.code, exit.signal)
+            self._training.note_saver_end(exit.describe(), is_unlucky=is_unlucky)
 
     def _expected(self) -> list[tuple[float, Member]]:
         """When each member that has not come to train should have."""
@@ -459,9 +480,14 @@ class Upkeep:
         member.killed_for = "others"
         return Signal(member.attempt, SIGKILL)
 
+    def _end_late(self, member: Member) -> Action:
+        member.killed_for = "late"
+        return Signal(member.attempt, SIGKILL)
+
     def _give_up(self, end: End, at: float) -> list[Action]:
         """End it after too many failures; what was trained is saved, by those who live or by one more."""
-        if not self._training.needs_saver:
+        self._has_given_up = True
+        if not self._needs_saver():
             return self._finish(end)
         self.end = end
         self._retry_at, self._kill_at = None, at + _GRACE_SECONDS
@@ -473,8 +499,14 @@ class Upkeep:
         self._retry_at, self._training.is_closed = None, True
         living = self._living()
         if not living:
-            return self._close(end)
+            return self._close(self._failed())
         return [Signal(member.attempt, SIGKILL) for member in living]
+
+    def _failed(self) -> End:
+        """Why it failed, and if it has given up what that has cost."""
+        assert self.end is not None
+        loss = self._training.describe_failure() if self._has_given_up else ""
+        return replace(self.end, text=f"{self.end.text}{loss}")
 
     def _stopped(self) -> End:
         """Asked to stop: not a success, and a failure if a process failed at leaving."""

@@ -495,3 +495,64 @@ def test_a_household_that_gives_up_saves_what_was_trained_first():
     assert upkeep.passed(31.0) == [Signal(start.attempt, SIGKILL)]
     (end,) = upkeep.exited(start.attempt, KILLED, 31.0)
     assert (end.code, end.error) == (1, error)
+    late = "a process was started to save: it took longer than 30 s"
+    assert end.text.endswith(f"in between; nothing was saved at its end ({late})")
+
+
+def give_up(upkeep, at):
+    """A household of one that cannot succeed; the start of its saver."""
+    for number in range(4):
+        actions = upkeep.exited(upkeep.members[0].attempt, Exit(1, None, f"E: {number}"), at)
+        if not any(isinstance(action, Start) for action in actions):
+            actions += upkeep.passed(upkeep.due)
+        start = next(action for action in actions if isinstance(action, Start))
+        if not start.is_saving:
+            upkeep.said(start.attempt, {"say": "step", "step": 4 + number}, at)
+    assert start.is_saving
+    return start
+
+
+def test_a_saver_may_take_as_long_as_starts_of_the_program_do():
+    upkeep = Upkeep(1)
+    (start,) = upkeep.begin(0.0)
+    for message in (BOUNDS, {"say": "enter"}, {"say": "step", "step": 3}):
+        upkeep.said(start.attempt, message, 60.0)
+    give_up(upkeep, 61.0)
+    assert upkeep.due == 61.0 + 30.0 + 3 * 60.0
+
+
+def test_a_saver_that_is_killed_from_outside_is_tried_again_and_not_for_ever():
+    upkeep = training(1).upkeep
+    start, seen = give_up(upkeep, 1.0), []
+    for _ in range(3):
+        seen.append(start.attempt)
+        (start,) = upkeep.exited(start.attempt, KILLED, 2.0)
+    assert len(set(seen)) == 3
+    assert isinstance(start, End)
+    killed = "a process was started to save: it was killed by signal 9"
+    assert start.text.endswith(f"is spent; nothing was saved at its end ({killed})")
+
+
+@pytest.mark.parametrize("exit", [Exit(1, None, "OSError: no space"), Exit(None, 15)])
+def test_a_saver_that_ends_by_itself_is_not_tried_again(exit):
+    upkeep = training(1).upkeep
+    start = give_up(upkeep, 1.0)
+    (end,) = upkeep.exited(start.attempt, exit, 2.0)
+    assert "nothing was saved at its end" in end.text
+
+
+def test_giving_up_what_is_saved_is_no_loss():
+    upkeep = training(1).upkeep
+    start = give_up(upkeep, 1.0)
+    upkeep.said(start.attempt, {"say": "saved", "step": 6, "path": "/p"}, 2.0)
+    (end,) = upkeep.exited(start.attempt, Exit(None, 15), 2.0)
+    assert "nothing was saved" not in end.text
+
+
+def test_nobody_is_started_to_save_what_a_rank_that_has_finished_had_saved():
+    world = training()
+    world.say(world.of(0), say="saved", step=3, path="/p")
+    world.exit(world.of(0), WELL)
+    world.do(world.upkeep.interrupted(SIGINT))
+    world.exit(world.of(1), Exit(None, 15))
+    assert world.end == End(130, "stopped", is_stop=True)
