@@ -12,7 +12,7 @@ import pytest
 
 from argosy.move import rounds, trees
 from argosy.move.layout import Layout, Parameter
-from argosy.move.rounds import State
+from argosy.move.rounds import NONE, Pin, State
 from argosy.move.trees import Node
 
 BAD = "bad"
@@ -29,7 +29,7 @@ class Instance(NamedTuple):
     parts: int = 1
     crashes: int = 1
     has_replacement: bool = False
-    has_observer: bool = False
+    observers: int = 0
     versions: int = 2
     num_slots: int = 0
     mutant: str = ""
@@ -64,7 +64,7 @@ class World(NamedTuple):
     weights: tuple
     refreshed: tuple
     entered: tuple
-    pin: int
+    pins: tuple
     generation: int
     members: tuple
     flips: tuple
@@ -124,7 +124,7 @@ class Model:
     def first(self):
         it = self.it
         members = tuple(range(it.ranks))
-        observer = (Rank(phase="pin"),) if it.has_observer else ()
+        observers = (Rank(phase="pin"),) * it.observers
         return World(
             slots=(Slot(data=("",) * it.pages),) * it.slots,
             votes=(("", ""),) * it.pages,
@@ -134,12 +134,12 @@ class Model:
             weights=(TORN,) * it.pages,
             refreshed=(0,) * it.pages,
             entered=(0,) * it.ranks,
-            pin=-1,
+            pins=(0,) * it.versions,
             generation=0,
             members=members,
             flips=(),
             crashes=0,
-            ranks=tuple(Rank(members=members) for _ in members) + observer,
+            ranks=tuple(Rank(members=members) for _ in members) + observers,
         )
 
     # --- transitions --------------------------------------------------------------------------
@@ -471,7 +471,7 @@ class Model:
         state = State.of(world.state)
         if state.version != rank.version:
             raise Violation(f"rank {number} begins version {rank.version + 1} after {state}")
-        pinned = {world.pin} - {-1} if self.it.mutant != "ignores pins" else set()
+        pinned = self.pinned(world) if self.it.mutant != "ignores pins" else ()
         after = rounds.begun(state, pinned, self.it.versions)
         if after is None:
             return None
@@ -535,32 +535,66 @@ class Model:
         world = world._replace(state=after.word, flips=flips)
         return self.goto(world, number, rank._replace(phase="look"))
 
-    # An observer pins what is committed, reads it page by page, and gives it back; it does so once.
+    # An observer pins what is committed, reads it page by page, and gives it back; it does so once. Several stand for one owner: the first version
+    # that one sees is the one it wants, and the pin is no one's to give back.
 
     def do_pin(self, world, number, rank):
         following = rank._replace(phase="pinning", index=world.state)
         return self.goto(world, number, following)
 
     def do_pinning(self, world, number, rank):
-        after = world._replace(pin=State.of(rank.index).slot)
-        return self.goto(after, number, rank._replace(phase="pinned"))
+        version, slot = State.of(rank.index)[:2]
+        pin = Pin.of(world.pins[slot])
+        tried = rounds.pinned(pin, version)
+        if self.it.mutant == "pins over":
+            tried = tried or Pin(version, 1, pin.turn)
+        if tried is None:
+            return self.goto(world, number, self.in_vain())
+        after = self.put_pin(world, slot, tried)
+        return self.goto(after, number, rank._replace(phase="pinned", cover=(tried,)))
 
     def do_pinned(self, world, number, rank):
         version, slot = State.of(rank.index)[:2]
         if world.state != rank.index and self.it.mutant != "pins late":
-            if State.of(world.state).version == version:
-                return self.goto(world, number, rank._replace(index=world.state))
-            return self.goto(world._replace(pin=-1), number, Rank(phase="pin"))
+            is_same = State.of(world.state).version == version
+            following = {"index": world.state} if is_same else {"phase": "withdraw"}
+            return self.goto(world, number, rank._replace(**following))
         after = world._replace(state=rounds.pinning(State.of(world.state)).word)
         following = rank._replace(phase="read", version=version, slot=slot, index=0)
         return self.goto(after, number, following)
+
+    def do_withdraw(self, world, number, rank):
+        slot = State.of(rank.index).slot
+        pin = Pin.of(world.pins[slot])
+        after = rounds.withdrawn(pin, rank.cover[0])
+        if self.it.mutant == "wipes pins":
+            after = rounds.given_back(pin)
+        if self.it.mutant == "leaves pins":
+            after = None
+        world = world if after is None else self.put_pin(world, slot, after)
+        return self.goto(world, number, self.in_vain())
+
+    def in_vain(self):
+        return Rank(phase="pin" if self.it.observers == 1 else "gone")
 
     def do_read(self, world, number, rank):
         if world.versions[rank.slot][rank.index] != ("s", rank.version):
             raise Violation(f"a pinned version {rank.version} reads {world.versions[rank.slot]}")
         if rank.index + 1 < self.it.pages:
             return self.goto(world, number, rank._replace(index=rank.index + 1))
-        return self.goto(world._replace(pin=-1), number, rank._replace(phase="gone"))
+        if self.it.observers > 1:
+            return self.goto(world, number, Rank(phase="gone", slot=rank.slot))
+        pin = Pin.of(world.pins[rank.slot])
+        after = self.put_pin(world, rank.slot, rounds.given_back(pin))
+        return self.goto(after, number, Rank(phase="gone"))
+
+    @staticmethod
+    def pinned(world):
+        return {slot for slot, word in enumerate(world.pins) if Pin.of(word).version != NONE}
+
+    @staticmethod
+    def put_pin(world, slot, pin):
+        return world._replace(pins=put(world.pins, slot, pin.word))
 
     # --- invariants ---------------------------------------------------------------------------
 
@@ -574,12 +608,14 @@ class Model:
 
     def check_end(self, world):
         """A state without transitions other than crashes."""
-        ranks = world.ranks[: self.it.ranks]
+        ranks, observers = world.ranks[: self.it.ranks], world.ranks[self.it.ranks :]
         alive = [rank for rank in ranks if rank.phase not in ("gone", "dead")]
         if any(rank.phase != "finished" for rank in alive):
             raise Violation(f"deadlock: {[rank.phase for rank in world.ranks]}")
         if alive and world.weights != (("w", self.it.steps),) * self.it.pages:
             raise Violation(f"ends with weights {world.weights}")
+        if self.pinned(world) != {observer.slot for observer in observers} - {-1}:
+            raise Violation(f"ends with pins {[Pin.of(word) for word in world.pins]}")
 
 
 def explore(instance):
@@ -613,7 +649,8 @@ TWO_STEPS = Instance()
 REPLACED = Instance(steps=1, has_replacement=True)
 TWO_PARTS = Instance(steps=1, parts=2, has_replacement=True)
 THREE_RANKS = Instance(ranks=3, lanes=3, steps=1)
-OBSERVED = Instance(crashes=0, has_observer=True)
+OBSERVED = Instance(crashes=0, observers=1)
+ONE_PIN_FOR_TWO = Instance(ranks=1, lanes=1, pages=1, steps=2, crashes=0, observers=2, versions=4)
 SPARE_RANK = Instance(ranks=3, lanes=1, pages=1, crashes=0)
 FEW_SLOTS = Instance(ranks=1, lanes=6, steps=1, has_replacement=True, num_slots=2, crashes=2)
 
@@ -627,7 +664,8 @@ FEW_SLOTS = Instance(ranks=1, lanes=6, steps=1, has_replacement=True, num_slots=
         (TWO_PARTS, 10_000),
         (Instance(ranks=3, lanes=2, steps=1), 20_000),
         (OBSERVED, 5_000),
-        (Instance(has_observer=True, versions=3, steps=1), 10_000),
+        (Instance(observers=1, versions=3, steps=1), 10_000),
+        (ONE_PIN_FOR_TWO, 10_000),
         (SPARE_RANK, 1_000),
         (FEW_SLOTS, 1_000),
         (Instance(lanes=6, pages=1, steps=1, num_slots=4, has_replacement=True), 10_000),
@@ -652,6 +690,9 @@ def test_every_interleaving_and_every_crash_ends_with_the_same_bits(instance, le
         ("hurries on", TWO_PARTS, "deadlock"),
         ("ignores pins", OBSERVED, "a pinned version"),
         ("pins late", OBSERVED, "a pinned version"),
+        ("wipes pins", ONE_PIN_FOR_TWO, "ends with pins"),
+        ("leaves pins", ONE_PIN_FOR_TWO, "ends with pins"),
+        ("pins over", ONE_PIN_FOR_TWO, "ends with pins"),
         ("votes unchecked", SPARE_RANK, "votes of another round"),
     ],
 )

@@ -17,8 +17,12 @@ from argosy.move.trees import Node
 
 NONE = -1
 _VERSION_BITS, _SLOT_BITS, _EPOCH_BITS = 40, 4, 16
+_HOLDER_BITS, _TURN_BITS = 16, 8
 _MASK = (1 << 64) - 1
 MOST_VERSION = (1 << _VERSION_BITS) - 1
+MOST_HOLDERS = (1 << _HOLDER_BITS) - 1
+FIRST_PIN = 1 << (_HOLDER_BITS + _TURN_BITS)
+"""The words of pins begin here; those below say that there is none."""
 
 
 class Round(msgspec.Struct, frozen=True, order=True):
@@ -130,6 +134,47 @@ def flipped(state: State, version: int, done: Collection[int], num_pages: int) -
 def pinning(state: State) -> State:
     """The state after a pin of the current version: whoever chose a slot without seeing the pin must choose again."""
     return state._replace(epoch=(state.epoch + 1) & ((1 << _EPOCH_BITS) - 1))
+
+
+class Pin(NamedTuple):
+    """A slot's word of an owner: the version that is kept there, how many have it or still try to, how often one was given back."""
+
+    version: int = NONE
+    holders: int = 0
+    turn: int = 0
+
+    @classmethod
+    def of(cls, word: int) -> Pin:
+        """What a word says; 0 is no pin."""
+        turn = (word >> _HOLDER_BITS) & ((1 << _TURN_BITS) - 1)
+        return cls((word >> (_HOLDER_BITS + _TURN_BITS)) - 1, word & MOST_HOLDERS, turn)
+
+    @property
+    def word(self) -> int:
+        """The pin as 64 bits."""
+        back = self.turn << _HOLDER_BITS | self.holders
+        return (self.version + 1) << (_HOLDER_BITS + _TURN_BITS) | back
+
+
+def pinned(pin: Pin, version: int) -> Pin | None:
+    """The pin with one more holder of `version`, in whose place an older one was only tried; None when the slot is a later version's by now."""
+    if pin.version > version:
+        return None
+    if pin.version < version:
+        return Pin(version, 1, pin.turn)
+    return pin._replace(holders=min(pin.holders + 1, MOST_HOLDERS))
+
+
+def withdrawn(pin: Pin, tried: Pin) -> Pin | None:
+    """The pin without one who tried in vain: it stays if others hold it. None when there is nothing of that one in it any more."""
+    if (pin.version, pin.turn) != (tried.version, tried.turn) or pin.holders == MOST_HOLDERS:
+        return None
+    return given_back(pin) if pin.holders == 1 else pin._replace(holders=pin.holders - 1)
+
+
+def given_back(pin: Pin) -> Pin:
+    """No pin; who still tries for the old one has nothing to take back of a later one."""
+    return Pin(turn=(pin.turn + 1) & ((1 << _TURN_BITS) - 1))
 
 
 def _mix(*numbers: int) -> int:

@@ -7,7 +7,7 @@ compare-and-swap, done by whoever sees all pages done. Part of exchange.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch
 from argosy.errors import ConfigError, GenerationChanged, InvariantError, TimedOut
 from argosy.move import rounds
 from argosy.move.layout import Layout
-from argosy.move.rounds import NONE, Round, State
+from argosy.move.rounds import NONE, Pin, Round, State
 from argosy.move.words import Memory, Numbers, Places, Progress
 
 _LINE = 64
@@ -170,12 +170,12 @@ class Versions:
                     f"version {version} cannot be pinned: version {state.version} is committed",
                     fix="pin the committed version, right after wait_flip",
                 )
-            at = self._pin_at(owner, state.slot)
-            before = self._memory.load(at)
-            self._memory.store(at, state.version + 1)
+            tried = self._add_pin(owner, state)
+            if tried is None:
+                continue  # a later version has come into that slot
             if self._confirm_pin(state):
                 return state.version, state.slot
-            self._memory.store(at, before)
+            self._withdraw_pin(owner, state.slot, tried)
 
     def _confirm_pin(self, state: State) -> bool:
         """Change the state word: whoever has chosen a slot without seeing the pin fails to commit the choice. False when another version is committed.
@@ -190,12 +190,12 @@ class Versions:
         return False
 
     def unpin(self, version: int, *, owner: int | None = None) -> None:
-        """Give a pin of this process, or of `owner`, back; one that is not there is fine."""
+        """Give a pin of this process, or of `owner` for all who stand for it, back; one that is not there is fine."""
         owner = self._owned() if owner is None else owner
         for slot in range(self._layout.num_versions):
-            at = self._pin_at(owner, slot)
-            if self._memory.load(at) == version + 1:
-                self._memory.store(at, 0)
+            self._change_pin(
+                owner, slot, lambda pin: rounds.given_back(pin) if pin.version == version else None
+            )
         self._progress.tell()
 
     def pins(self) -> dict[int, list[tuple[int, int]]]:
@@ -203,22 +203,38 @@ class Versions:
         found: dict[int, list[tuple[int, int]]] = {}
         # Mostly there are none, of many that there could be.
         # Compared first: others change the words while they are looked at, which numpy does not stand.
-        for place in np.flatnonzero(self._pins != 0).tolist():
+        for place in np.flatnonzero(self._pins >= rounds.FIRST_PIN).tolist():
             owner, slot = divmod(place, self._pin_bytes // 8)
-            word = self._memory.load(self._pin_at(owner, slot))
-            if word:
-                found.setdefault(owner, []).append((word - 1, slot))
+            pin = Pin.of(self._memory.load(self._pin_at(owner, slot)))
+            if pin.version != NONE:
+                found.setdefault(owner, []).append((pin.version, slot))
         return found
 
     def sweep(self, owner: int) -> int:
         """Give back all pins of an owner that is dead; how many there were."""
         held = 0
         for slot in range(self._layout.num_versions):
-            at = self._pin_at(owner, slot)
-            if self._memory.load(at):
-                self._memory.store(at, 0)
-                held += 1
+            given_back = self._change_pin(
+                owner, slot, lambda pin: rounds.given_back(pin) if pin.version != NONE else None
+            )
+            held += given_back is not None
         return held
+
+    def _add_pin(self, owner: int, state: State) -> Pin | None:
+        return self._change_pin(owner, state.slot, lambda pin: rounds.pinned(pin, state.version))
+
+    def _withdraw_pin(self, owner: int, slot: int, tried: Pin) -> None:
+        if self._change_pin(owner, slot, lambda pin: rounds.withdrawn(pin, tried)) is not None:
+            self._progress.tell()
+
+    def _change_pin(self, owner: int, slot: int, change: Callable[[Pin], Pin | None]) -> Pin | None:
+        """Make of a pin what `change` says, and return that; None: it is to stay as it is."""
+        at = self._pin_at(owner, slot)
+        while True:
+            word = self._memory.load(at)
+            after = change(Pin.of(word))
+            if after is None or self._memory.swap(at, word, after.word):
+                return after
 
     # --- words --------------------------------------------------------------------------------
 

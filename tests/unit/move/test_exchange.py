@@ -312,20 +312,16 @@ def test_a_pin_of_an_owner_that_several_stand_for_is_never_absent_once_one_of_th
     first = make(layout, name="unit-one-pin")
     second = make(layout, name="unit-one-pin", enter=False)
     owner, memory = layout.num_owners - 1, second._memory
-    store, swap, seen = memory.store, memory.swap, []
-
-    def watched_store(offset, value):
-        store(offset, value)
-        if seen:
-            seen.append(first.state.pins())
+    swap, seen = memory.swap, []
 
     def watched_swap(offset, expected, desired):
-        if not seen:
+        if not seen and offset == layout.places.state:
             first.state.pin(0, owner=owner)
-        seen.append(first.state.pins())
-        return swap(offset, expected, desired)
+        is_swapped = swap(offset, expected, desired)
+        if offset == layout.places.state:
+            seen.append(first.state.pins())
+        return is_swapped
 
-    monkeypatch.setattr(memory, "store", watched_store)
     monkeypatch.setattr(memory, "swap", watched_swap)
     assert second.state.pin(0, owner=owner) == (0, 0)
     assert len(seen) >= 2
@@ -340,7 +336,8 @@ def test_a_pin_that_came_too_late_is_taken_back(make, monkeypatch):
     swap = second._memory.swap
 
     def late_swap(offset, expected, desired):
-        if first.state.current()[0] == 0:
+        if offset == layout.places.state and first.state.current()[0] == 0:
+            assert first.state.pins() == {layout.most_ranks: [(0, 0)]}
             commit(first, 1)
         return swap(offset, expected, desired)
 
@@ -348,6 +345,66 @@ def test_a_pin_that_came_too_late_is_taken_back(make, monkeypatch):
     with pytest.raises(GenerationChanged, match="version 0 cannot be pinned"):
         second.state.pin(0)
     assert first.state.pins() == {}
+
+
+def before_its_swap(opened, monkeypatch, place, act):
+    """Others act while a process is about to swap a word for the first time."""
+    swap, acted = opened._memory.swap, []
+
+    def late_swap(offset, expected, desired):
+        if offset == place and not acted:
+            acted.append(offset)
+            act()
+        return swap(offset, expected, desired)
+
+    monkeypatch.setattr(opened._memory, "swap", late_swap)
+
+
+def test_a_pin_that_came_too_late_leaves_the_one_that_another_process_has_for_its_owner(
+    make, monkeypatch
+):
+    layout = layout_of(num_versions=3)
+    first = make(layout, name="unit-shared-pin")
+    second = make(layout, name="unit-shared-pin", enter=False)
+    owner = layout.num_owners - 1
+
+    def go_on():
+        assert first.state.pin(0, owner=owner) == (0, 0)
+        commit(first, 1)
+
+    before_its_swap(second, monkeypatch, layout.places.state, go_on)
+    with pytest.raises(GenerationChanged, match="version 0 cannot be pinned"):
+        second.state.pin(0, owner=owner)
+    assert first.state.pins() == {owner: [(0, 0)]}
+    assert [commit(first, version) for version in (2, 3)] == [2, 1]
+    first.state.unpin(0, owner=owner)
+    assert first.state.pins() == {}
+
+
+@pytest.mark.parametrize("late", ["pin", "unpin"])
+def test_who_is_late_with_an_old_version_never_touches_the_pin_of_a_new_one_in_its_slot(
+    make, monkeypatch, late
+):
+    layout = layout_of()
+    first = make(layout, name=f"unit-reused-{late}")
+    second = make(layout, name=f"unit-reused-{late}", enter=False)
+    owner = layout.num_owners - 1
+    place = second.state._pin_at(owner, 0)
+
+    def go_on():
+        first.state.unpin(0, owner=owner)
+        assert [commit(first, version) for version in (1, 2)] == [1, 0]
+        first.state.pin(2, owner=owner)
+
+    if late == "unpin":
+        first.state.pin(0, owner=owner)
+        before_its_swap(second, monkeypatch, place, go_on)
+        second.state.unpin(0, owner=owner)
+    else:
+        before_its_swap(second, monkeypatch, place, go_on)
+        with pytest.raises(GenerationChanged, match="version 0 cannot be pinned"):
+            second.state.pin(0, owner=owner)
+    assert first.state.pins() == {owner: [(2, 0)]}
 
 
 def test_votes_that_the_next_round_has_overwritten_while_they_were_read_mean_that_theirs_is_over(
@@ -518,7 +575,12 @@ def test_the_real_accesses_come_in_the_order_of_the_model(make, monkeypatch):
     del log[:]
     opened.state.mark_refreshed(1, [0])
     opened.state.pin()
-    assert log == [("refreshed", "set"), ("pins", "set"), ("state", "swap")]
+    assert log == [("refreshed", "set"), ("pins", "swap"), ("state", "swap")]
+    del log[:]
+    opened.state.unpin(1)
+    opened.state.pin()
+    opened.state.sweep(0)
+    assert log == [("pins", "swap"), ("pins", "swap"), ("state", "swap"), ("pins", "swap")]
 
 
 def test_a_merge_clears_the_block_it_changes_first_and_frees_the_other_last(make, monkeypatch):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from argosy.errors import ConfigError
 from argosy.move import rounds
-from argosy.move.rounds import NONE, Round, State
+from argosy.move.rounds import NONE, Pin, Round, State
 from argosy.move.trees import Node
 
 states = st.builds(
@@ -53,6 +53,52 @@ def test_only_the_next_version_with_all_pages_flips(state, num_done, ahead):
             state.coming,
             NONE,
         )
+
+
+pins = st.builds(
+    Pin,
+    st.integers(NONE, rounds.MOST_VERSION - 1),
+    st.integers(0, rounds.MOST_HOLDERS),
+    st.integers(0, 255),
+)
+
+
+@given(pins)
+def test_a_pin_survives_its_word_and_is_told_from_none_by_its_size(pin):
+    assert Pin.of(pin.word) == pin
+    assert 0 <= pin.word < 1 << 64
+    assert (pin.word >= rounds.FIRST_PIN) == (pin.version != NONE)
+
+
+def test_fresh_memory_has_no_pins():
+    assert Pin.of(0) == Pin()
+    assert Pin().version == NONE
+
+
+@given(pins, st.integers(0, rounds.MOST_VERSION - 1))
+def test_a_pin_is_there_until_the_last_of_those_who_try_has_withdrawn(pin, version):
+    first = rounds.pinned(pin, version)
+    if first is None:
+        assert pin.version > version
+        return
+    assert first.version == version
+    second = rounds.pinned(first, version)
+    kept = rounds.withdrawn(second, first)
+    if kept is None:
+        assert second.holders == rounds.MOST_HOLDERS
+    else:
+        assert kept.version == version
+        last = rounds.withdrawn(kept, second)
+        assert (last.version == NONE) == (pin.version < version or pin.holders == 0)
+
+
+@given(pins, st.integers(0, rounds.MOST_VERSION - 2))
+def test_nobody_withdraws_a_pin_that_was_given_back_and_taken_again(pin, version):
+    tried = rounds.pinned(pin, version)
+    if tried is not None:
+        free = rounds.given_back(tried)
+        for now in (free, rounds.pinned(free, version), rounds.pinned(free, version + 1)):
+            assert rounds.withdrawn(now, tried) is None
 
 
 def test_a_pin_changes_the_word_even_when_counts_wrap():
