@@ -24,7 +24,7 @@ DETACHED = 0
 def attach(arguments: Arguments) -> int:
     """Connect to a process's terminal; of one that has none, follow the output."""
     controller = connect()
-    target, view = controller.resolve(arguments.word())
+    target, view = controller.resolve(arguments.word(), to_act=True)
     processes = processes_of(view, target)
     alive = [p for p in processes if p.get("pid") and p["state"] not in ("exited", "parked")]
     if not alive:

@@ -47,10 +47,13 @@ class Controller:
         """POST."""
         return reach(self.client, lambda: self.client.post(target, body))
 
-    def run(self, word: str) -> dict[str, Any]:
-        """The run a person means: an id, the beginning of one, a name (newest), or nothing for the newest run."""
+    def run(self, word: str, *, to_act: bool = False) -> dict[str, Any]:
+        """The run a person means: an id, the beginning of one, a name (newest), or nothing for the newest run.
+
+        A verb that acts on processes (`to_act`) means the newest that is alive, and one that has ended only if there is none.
+        """
         if not word:
-            return self.newest()
+            return self.newest(to_act=to_act)
         runs: list[dict[str, Any]] = self.get(
             f"/v1/runs?all=1&limit={MOST_LISTED}&name={quote(word)}"
         )["runs"]
@@ -62,15 +65,16 @@ class Controller:
         except NotFoundError as error:
             if not named:
                 return self._by_prefix(word, error)
-        return max(named, key=lambda run: run["submitted_at"])
+        return newest_of(named, to_act=to_act)
 
-    def newest(self) -> dict[str, Any]:
+    def newest(self, *, to_act: bool = False) -> dict[str, Any]:
         """The run submitted last."""
-        runs = self.get("/v1/runs?all=1&limit=100")["runs"]
+        runs = (to_act and self.get("/v1/runs?all=0&limit=100")["runs"]) or self.get(
+            "/v1/runs?all=1&limit=100"
+        )["runs"]
         if not runs:
             raise NotFoundError("there is no run yet", fix="start one: argosy run SCRIPT")
-        view: dict[str, Any] = max(runs, key=lambda run: run["submitted_at"])
-        return view
+        return newest_of(runs, to_act=to_act)
 
     def all_named(self, word: str) -> list[dict[str, Any]]:
         """The run of this id; else all runs of this name and of the array of this name, oldest first; none when there are none."""
@@ -105,10 +109,10 @@ class Controller:
             fix=f"did you mean `{match}`?" if match else "`argosy ps --all` lists the runs",
         )
 
-    def resolve(self, text: str) -> tuple[Target, dict[str, Any]]:
+    def resolve(self, text: str, *, to_act: bool = False) -> tuple[Target, dict[str, Any]]:
         """A typed target and the run's view; the role and the process must exist."""
         target = parse_target(text)
-        view = self.run(target.run)
+        view = self.run(target.run, to_act=to_act)
         target.run = view["run"]
         roles = {role["role"]: role for role in view["roles"]}
         if target.role is not None and target.role not in roles:
@@ -128,6 +132,12 @@ class Controller:
                     fix=f"it has {min(indexes)} to {max(indexes)}",
                 )
         return target, view
+
+
+def newest_of(runs: list[dict[str, Any]], *, to_act: bool) -> dict[str, Any]:
+    """The run submitted last; to act upon it, the last of those that are alive if there are any."""
+    alive = [run for run in runs if run["state"] != "ended"] if to_act else []
+    return max(alive or runs, key=lambda run: float(run["submitted_at"]))
 
 
 def is_member(run: dict[str, Any], array: str) -> bool:

@@ -19,7 +19,7 @@ def execute(arguments: Arguments) -> int:
     if not arguments.rest:
         raise ConfigError("there is no command", fix=f"usage: argosy {arguments.verb.usage}")
     controller = connect()
-    target, view = controller.resolve(arguments.word())
+    target, view = controller.resolve(arguments.word(), to_act=True)
     process = next(
         (p for p in processes_of(view, target) if p.get("pid") and p["state"] != "exited"), None
     )

@@ -17,7 +17,7 @@ _ONLY_RANDOM = ("seed", "count", "between", "kinds")
 def fault(arguments: Arguments) -> int:
     """Read what is to be broken, ask for it, and say what was done."""
     controller = connect()
-    target, view = controller.resolve(arguments.word())
+    target, view = controller.resolve(arguments.word(), to_act=True)
     orders = read_orders(arguments, target, view)
     answer = controller.post(f"/v1/runs/{view['run']}/faults", {"faults": orders})
     if arguments.get("json"):

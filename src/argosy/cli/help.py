@@ -72,7 +72,7 @@ def reference() -> str:
         "",
         "Made from the table in `src/argosy/cli/verbs.py` by `python -m argosy.cli.help`; a test holds them equal.",
         "Exit codes: [exit-codes.md](exit-codes.md). Targets are `RUN[/ROLE[/INDEX]]`; RUN is an id, the beginning of one, or a",
-        "name (the newest run of that name). Every read command takes `--json`: stdout then holds JSON alone; what a program prints goes to stderr,",
+        "name (the newest run of that name; for verbs that act on processes the newest that is alive). Every read command takes `--json`: stdout then holds JSON alone; what a program prints goes to stderr,",
         'and an error is `{"error": {"code": …, "message": …, "fix": …}}`, its code that of the command.',
         "",
     ]

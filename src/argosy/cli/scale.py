@@ -18,7 +18,7 @@ def scale(arguments: Arguments) -> int:
     """Ask for the size, and wait until the new generation has started."""
     word, size = arguments.words[0], _read_size(arguments.words[1])
     controller = connect()
-    target, view = controller.resolve(word)
+    target, view = controller.resolve(word, to_act=True)
     if target.index is not None:
         fix = f"argosy scale {word.rpartition('/')[0]} {size}"
         raise ConfigError("one process has no size", fix=fix)

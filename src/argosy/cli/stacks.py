@@ -25,7 +25,7 @@ SHOWN_FRAMES = 12
 def stacks(arguments: Arguments) -> int:
     """Take and print the stacks."""
     controller = connect()
-    target, view = controller.resolve(arguments.word())
+    target, view = controller.resolve(arguments.word(), to_act=True)
     query = {"role": target.role, "index": target.index}
     text = urlencode({key: value for key, value in query.items() if value is not None})
     with Progress().during("taking the stacks"):

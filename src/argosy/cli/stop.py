@@ -64,7 +64,7 @@ def _say_end(arguments: Arguments, controller: Controller, view: dict[str, Any],
 def _resolve_alive(controller: Controller, arguments: Arguments) -> tuple[Target, dict[str, Any]]:
     """Without a target: the newest run that is alive, never one that has ended long ago."""
     if arguments.words:
-        return controller.resolve(arguments.word())
+        return controller.resolve(arguments.word(), to_act=True)
     runs = controller.get("/v1/runs?all=0&limit=1000")["runs"]
     if not runs:
         raise NotFoundError("no run is alive", fix="`argosy ps --all` shows those that have ended")

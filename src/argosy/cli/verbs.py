@@ -68,6 +68,7 @@ _QUEUE_ADD_OPTIONS = (
 )
 
 _TARGET = "RUN is an id, the beginning of one, or a name (the newest run of that name); without it the newest run is meant."
+_LIVING = "RUN is an id, the beginning of one, or a name; of several runs of that name, or without RUN, the newest that is alive is meant."
 
 VERBS = (
     Verb(
@@ -174,7 +175,7 @@ VERBS = (
             Option("--reason TEXT", "kept in the events"),
             JSON,
         ),
-        details=_TARGET,
+        details=_LIVING,
         examples=("argosy stop train",),
     ),
     Verb(
@@ -191,7 +192,7 @@ VERBS = (
             Option("--reason TEXT", "kept in the events"),
             JSON,
         ),
-        details=_TARGET,
+        details=_LIVING,
         examples=("argosy kill train", "argosy kill train/train/2 --signal SIGKILL"),
     ),
     Verb(
@@ -208,6 +209,7 @@ VERBS = (
         ),
         details=(
             "New ranks are forked warm and enter a new generation; of too many ranks the highest are killed.\n"
+            "Of several runs of that name the newest that is alive is meant.\n"
             "For programs with a trainer or `argosy.join()`; the room of ranks that left is kept for the run."
         ),
         examples=("argosy scale train 8",),
@@ -235,7 +237,8 @@ VERBS = (
         ),
         details=(
             "Without --at-step a rank of any program is killed or stopped at once. The rest is told to the rank, which breaks itself:\n"
-            "its program must have a trainer. What a killed rank did not come to is told to its successor. Each fault is an event."
+            "its program must have a trainer. What a killed rank did not come to is told to its successor. Each fault is an event.\n"
+            "Of several runs of that name the newest that is alive is meant."
         ),
         examples=(
             "argosy fault train --kill rank=2 --at-step 40 --point update",
@@ -251,7 +254,7 @@ VERBS = (
             Option("--tty", "with a terminal"),
             Option("--env K=V", "add a variable", many=True),
         ),
-        details=_TARGET + " Without ROLE/INDEX: its first process.",
+        details=_LIVING + " Without ROLE/INDEX: its first process.",
         examples=("argosy exec train/train/0 -- env",),
     ),
     Verb(
@@ -259,7 +262,7 @@ VERBS = (
         "attach [RUN[/ROLE[/INDEX]]]",
         "connect the terminal to a process that has one; Ctrl-] detaches",
         entry="argosy.cli.attach:attach",
-        details=_TARGET
+        details=_LIVING
         + "\nA process has a terminal when it was started with --tty; of others attach follows the output.",
         examples=("argosy attach train",),
     ),
@@ -269,7 +272,7 @@ VERBS = (
         "Python stacks of all ranks, grouped, odd ones first",
         entry="argosy.cli.stacks:stacks",
         options=(Option("--all", "all threads of all processes"), JSON),
-        details=_TARGET,
+        details=_LIVING,
         examples=("argosy stacks train",),
     ),
     Verb(

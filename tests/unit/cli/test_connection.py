@@ -25,8 +25,9 @@ class Answers(Controller):
         parts = urlsplit(target)
         if parts.path != "/v1/runs":
             return msgspec.to_builtins(self._coordinator.run_view(parts.path.rpartition("/")[2]))
-        name = parse_qs(parts.query).get("name", [""])[0]
-        views = self._coordinator.runs_view(include_ended=True, limit=10_000, name=name)
+        query = parse_qs(parts.query)
+        name, include_ended = query.get("name", [""])[0], query["all"] == ["1"]
+        views = self._coordinator.runs_view(include_ended=include_ended, limit=10_000, name=name)
         return {"runs": msgspec.to_builtins(views)}
 
 
@@ -103,3 +104,22 @@ def test_runs_that_have_ended_are_told_in_true_words():
         choose_runs(controller, second)
     with pytest.raises(NotFoundError, match=f"^run {first} has already succeeded"):
         choose_runs(controller, first)
+
+
+def test_to_act_a_name_means_the_newest_run_that_is_alive_and_to_look_the_newest():
+    host = ScriptedHost()
+    older, newer = (host.submit({"a": RoleSpec(command=["x"])}, name="job") for _ in range(2))
+    controller = Answers(host.coordinator)
+    assert controller.resolve("job", to_act=True)[0].run == newer
+    host.run = newer
+    host.start()
+    host.exit("a.0.0", code=0)
+    assert controller.resolve("job/a/0", to_act=True)[0].run == older
+    assert controller.resolve("", to_act=True)[0].run == older
+    assert controller.resolve("job")[0].run == controller.resolve("")[0].run == newer
+    assert controller.resolve(newer, to_act=True)[0].run == newer, "an id is that run"
+    host.run = older
+    host.start()
+    host.exit("a.0.0", code=0)
+    assert controller.resolve("job", to_act=True)[0].run == newer
+    assert controller.resolve("", to_act=True)[0].run == newer
