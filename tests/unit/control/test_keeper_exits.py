@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -80,6 +82,12 @@ class Parts:
 @pytest.fixture
 def parts(tmp_path):
     return Parts(tmp_path)
+
+
+def own_children():
+    """Children of this thread, reaped ones not among them."""
+    with open(f"/proc/self/task/{threading.get_native_id()}/children") as file:
+        return set(file.read().split())
 
 
 def read_frames(sock):
@@ -186,21 +194,41 @@ def test_a_process_whose_end_could_not_be_noticed_is_ended_and_said_not_to_have_
 
 
 def test_a_warm_parent_that_cannot_be_had_leaves_nothing_behind_and_the_batch_goes_on(
-    parts, monkeypatch
+    parts, monkeypatch, tmp_path
 ):
     answers = []
 
     def refuse(*arguments):
         raise OSError(errno.EMFILE, "Too many open files")
 
+    def refuse_links(fd, mask, callback):
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            refuse()
+        watch(fd, mask, callback)
+
+    children = own_children()
+    loop, watch = parts.keeper.loop, parts.keeper.loop.watch
+    groups = tmp_path / "groups"
+    groups.mkdir()
+    parts.keeper.containment = Containment("cgroup2", "unit", root=str(groups))
     spec = {"python": sys.executable, "preload": [], "env": {}}
     before = set(os.listdir("/proc/self/fd"))
-    for module, name in ((socket, "socketpair"), (os, "pidfd_open")):
+    places = [
+        (socket, "socketpair", refuse),
+        (os, "pipe2", refuse),
+        (os, "fork", refuse),
+        (os, "pidfd_open", refuse),
+        (loop, "watch", refuse),
+        (loop, "watch", refuse_links),
+    ]
+    for module, name, refusal in places:
         zygotes = Zygotes(parts.keeper)
         with monkeypatch.context() as patch:
-            patch.setattr(module, name, refuse)
+            patch.setattr(module, name, refusal)
             zygotes.request(spec, lambda zygote, why: answers.append((zygote, why)))
+        assert own_children() <= children
     why = "the warm parent could not be started: Too many open files"
-    assert answers == [(None, why), (None, why)]
+    assert answers == [(None, why)] * len(places)
+    assert list(groups.iterdir()) == []
     # What earlier tests left to the collector may go meanwhile.
     assert set(os.listdir("/proc/self/fd")) <= before

@@ -82,9 +82,14 @@ def open_child(pid: int) -> int:
     except ProcessLookupError:
         raise
     except OSError:
-        os.kill(pid, signal.SIGKILL)  # it is not reaped, so the number is its own
-        os.waitpid(pid, 0)
+        end_child(pid)
         raise
+
+
+def end_child(pid: int) -> None:
+    """Kill and reap a child that cannot be kept; it is not reaped yet, so the number is its own."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def read_report(text: bytes) -> tuple[list[str], str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.control.keeper.attempts import close_fd
-from argosy.control.keeper.children import Errand, open_child, read_report, start_child
+from argosy.control.keeper.children import Errand, end_child, open_child, read_report, start_child
 from argosy.control.keeper.containment import Group
 from argosy.control.keeper.frames import MOST_AGENT_BYTES, Connection, Message
 from argosy.control.keeper.kernel import send_signal
@@ -188,30 +188,34 @@ class Zygotes:
     def _start_first(self, entry: Entry) -> None:
         """Raises OSError, and then nothing is left of it."""
         ours, theirs = socket.socketpair()
-        report = -1
+        report, group = -1, None
         try:
             with theirs:
-                pid, report, group = self._fork_first(entry, theirs)
+                group = self._make_group()
+                pid, report = self._fork_first(entry, theirs, group)
             zygote = self._add(entry, 1, pid, ours)
         except OSError:
             ours.close()
             close_fd(report)
+            self._remove_group(group)
             raise
         zygote.group, zygote.report = group, report
         self._expect_ready(zygote)
         modules = entry.spec["preload"]
         zygote.connection.send({"type": "preload", "modules": modules, "layer": 1})
 
-    def _fork_first(self, entry: Entry, theirs: socket.socket) -> tuple[int, int, Group]:
+    def _make_group(self) -> Group:
         self._next_mark += 1
-        mark = self.keeper.mark(f"zygote-{self._next_mark}")
+        name = f"zygote-{self._next_mark}"
+        return self.keeper.containment.make_group(name, self.keeper.mark(name))
+
+    def _fork_first(self, entry: Entry, theirs: socket.socket, group: Group) -> tuple[int, int]:
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
-            group = self.keeper.containment.make_group(f"zygote-{self._next_mark}", mark)
             env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
             errand = Errand(
                 argv=[entry.spec["python"], "-m", "argosy.control.zygote", "--socket", "3"],
-                env={**env, **entry.spec["env"], "ARGOSY_MARK": mark},
+                env={**env, **entry.spec["env"], "ARGOSY_MARK": group.mark},
                 limits={"nofile": self.keeper.before.open_files},
                 affinity=self.keeper.before.affinity,
                 # As urgent as the keeper: somebody waits for every fork. Ranks set their own level.
@@ -224,24 +228,31 @@ class Zygotes:
         finally:
             os.close(null)
         group.leader = pid
-        return pid, report, group
+        return pid, report
 
     def _expect_ready(self, zygote: Zygote) -> None:
         zygote.timer = self.keeper.loop.after(IMPORT_SECONDS, lambda: self._hung(zygote))
 
     def _add(self, entry: Entry, layer: int, pid: int, sock: socket.socket) -> Zygote:
+        """Watch over it; when that cannot be done it is ended, and OSError raised."""
         pidfd = open_child(pid)
-        connection = Connection(
-            self.keeper.loop,
-            sock,
-            on_frame=lambda c, message, fds: self._received(zygote, message, fds),
-            on_close=lambda c: self._hung_up(zygote),
-            most_bytes=MOST_AGENT_BYTES,
-            most_queued_bytes=8 * MOST_AGENT_BYTES,
-        )
+        try:
+            self.keeper.loop.watch(pidfd, READ, lambda mask: self._died(zygote))
+            connection = Connection(
+                self.keeper.loop,
+                sock,
+                on_frame=lambda c, message, fds: self._received(zygote, message, fds),
+                on_close=lambda c: self._hung_up(zygote),
+                most_bytes=MOST_AGENT_BYTES,
+                most_queued_bytes=8 * MOST_AGENT_BYTES,
+            )
+        except OSError:
+            self.keeper.loop.forget(pidfd)
+            os.close(pidfd)
+            end_child(pid)
+            raise
         zygote = Zygote(entry, layer, pid, pidfd, connection, None)
         entry.zygotes.append(zygote)
-        self.keeper.loop.watch(pidfd, READ, lambda mask: self._died(zygote))
         return zygote
 
     def _received(self, zygote: Zygote, message: Message, descriptors: list[int]) -> None:
@@ -282,14 +293,13 @@ class Zygotes:
             log(f"zygote {pid} cannot be kept: {error.strerror}")
             sock.close()
             return
-        self._next_mark += 1
-        name = f"zygote-{self._next_mark}"
         try:
             # Its own group: the end of the layer below must not take it along.
-            zygote.group = self.keeper.containment.make_group(name, self.keeper.mark(name))
+            zygote.group = self._make_group()
             zygote.group.add(pid)
         except OSError as error:
             log(f"zygote {pid} stays in the group of the layer below: {error.strerror}")
+            self._remove_group(zygote.group)
             zygote.group = None
 
     def _answered(self, zygote: Zygote, message: Message) -> None:
@@ -345,20 +355,19 @@ class Zygotes:
         for then, timer in forks.values():
             timer.cancel()
             then(None, reason)
-        self._remove_group(zygote)
+        self._remove_group(zygote.group)
         if not entry.zygotes and not zygote.is_ready:
             self._fail(entry, entry.failure or reason)
         elif not entry.zygotes and entry.waiting:
             self._start(entry)
         self.on_settled()
 
-    def _remove_group(self, zygote: Zygote, tries: int = 20) -> None:
-        group = zygote.group
+    def _remove_group(self, group: Group | None, tries: int = 20) -> None:
         if group is None or group.method == "scan":
             return
         group.kill()
         if not group.remove() and tries:
-            self.keeper.loop.after(0.05, lambda: self._remove_group(zygote, tries - 1))
+            self.keeper.loop.after(0.05, lambda: self._remove_group(group, tries - 1))
 
     @staticmethod
     def _last_words(zygote: Zygote) -> str:
