@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect, is_up
 from argosy.cli.paint import Paint, duration, size
 from argosy.cli.progress import Progress
+from argosy.control.home import open_cluster
 from argosy.control.submission import await_controller, bring_up, sweep_leftovers
 from argosy.errors import ClusterError
 
@@ -21,7 +23,7 @@ DOWN_SECONDS = 60.0
 
 def up(arguments: Arguments) -> int:
     """Start the cluster if it does not run, and say where it is."""
-    controller = connect()
+    controller = Controller(open_cluster())
     with Progress().during("starting the cluster"):
         is_new = bring_up(controller.cluster)
         status = await_controller(controller.cluster, with_host=True)
@@ -52,6 +54,8 @@ def status(arguments: Arguments) -> int:
 def down(arguments: Arguments) -> int:
     """Stop the cluster with everything in it; refuses while runs are alive unless forced."""
     controller = connect()
+    if not os.path.exists(controller.cluster.directory):
+        return _say(arguments, "no cluster was running")
     is_forced = bool(arguments.get("force"))
     if is_forced and _end_if_silent(controller):
         sweep_leftovers(controller.cluster)

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from argosy.cli.arguments import is_whole_number
-from argosy.control.home import Cluster, open_cluster
+from argosy.control.home import Cluster, look_at_cluster
 from argosy.control.submission import controller_client, reach
 from argosy.errors import ConfigError, ForgottenError, NotFoundError
 from argosy.protocol.httpclient import unreachable
@@ -147,8 +147,8 @@ def is_member(run: dict[str, Any], array: str) -> bool:
 
 
 def connect() -> Controller:
-    """The controller of this machine's cluster; nothing is started. Whether it answers shows with the first question."""
-    return Controller(open_cluster())
+    """The controller of this machine's cluster; nothing is started or made. Whether it answers shows with the first question."""
+    return Controller(look_at_cluster())
 
 
 def parse_target(text: str) -> Target:

@@ -32,6 +32,7 @@ from argosy.cli.demochecks import (
 )
 from argosy.cli.demoscreen import Field, Screen
 from argosy.cli.watchedrun import Member, WatchedRun
+from argosy.control.home import open_cluster
 from argosy.data.corpus import stdlib_corpus
 from argosy.data.tokenfiles import TokenFile
 
@@ -117,7 +118,7 @@ def _train(
     name = f"demo-{os.getpid()}{'' if should_kill else '-proof'}"
     screen.command(f"argosy run {script.name} -n {ranks}")
     settings = [word for setting in plan.settings for word in ("--set", setting)]
-    run = WatchedRun(connect().cluster, ["-n", str(ranks), "--name", name, *settings, str(script)])
+    run = WatchedRun(open_cluster(), ["-n", str(ranks), "--name", name, *settings, str(script)])
     kill: Kill | None = None
 
     def look() -> None:

@@ -1,7 +1,7 @@
 """Where a cluster keeps its things: the home, the cluster's directory, the runtime directory with the sockets.
 
-Every part of the runtime and every command asks here for paths, and the first of them creates the directories. Standard library
-alone and quick to import, since each command pays for it. It never starts, stops or connects to anything.
+Every part of the runtime and every command asks here for paths. What starts something creates the directories; what only looks
+leaves no trace. Standard library alone and quick to import, since each command pays for it. It never starts, stops or connects.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from argosy.errors import HomeError
 
@@ -120,21 +120,37 @@ def open_cluster(environ: Mapping[str, str] | None = None) -> Cluster:
     return cluster
 
 
+def look_at_cluster(environ: Mapping[str, str] | None = None) -> Cluster:
+    """What `open_cluster` would open, with what is there checked and nothing made or changed."""
+    environ = os.environ if environ is None else environ
+    home = _choose_home(environ, _look_at_home)
+    if os.path.exists(os.path.join(home, "VERSION")):
+        _check_version(home)
+    cluster = locate_cluster(home, environ)
+    for path in (cluster.directory, cluster.runtime):
+        if os.path.lexists(path):
+            _check_own(path)
+    return cluster
+
+
 def find_home(environ: Mapping[str, str] | None = None) -> str:
     """The first usable directory of those in docs/reference/home.md, created if absent; HomeError when there is none.
 
     A directory that the user named (ARGOSY_HOME) is taken or refused, never passed over in silence.
     """
-    environ = os.environ if environ is None else environ
+    return _choose_home(os.environ if environ is None else environ, _prepare_home)
+
+
+def _choose_home(environ: Mapping[str, str], try_home: Callable[[str], None]) -> str:
     named = environ.get("ARGOSY_HOME")
     if named:
         home = os.path.abspath(os.path.expanduser(named))
-        _prepare_home(home)
+        try_home(home)
         return home
     refusals = []
     for candidate in _candidates(environ):
         try:
-            _prepare_home(candidate)
+            try_home(candidate)
         except HomeError as error:
             refusals.append(error.what)
             continue
@@ -197,12 +213,7 @@ def _prepare_home(home: str) -> None:
     except OSError as error:
         raise _refusal(home, error) from None
     _make_private(home)
-    kind = _file_system(home)
-    if kind in _NETWORK_FILE_SYSTEMS:
-        raise HomeError(
-            f"{home} is on a network file system ({kind}); the event log needs a local disk",
-            fix="set ARGOSY_HOME to a directory on a local disk",
-        )
+    _check_local(home, home)
     version = os.path.join(home, "VERSION")
     if not os.path.exists(version):
         # A home in use is never passed over because it filled up: its cluster must stay within reach.
@@ -210,6 +221,37 @@ def _prepare_home(home: str) -> None:
         _write_version(home, version)
     elif not os.access(home, os.W_OK | os.X_OK):
         raise _refusal(home, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _look_at_home(home: str) -> None:
+    """Refuses what `_prepare_home` would, as far as that shows without making anything."""
+    standing = nearest_directory(home)
+    if standing == home:
+        _check_own(home)
+    _check_local(home, standing)
+    if not os.path.exists(os.path.join(home, "VERSION")):
+        check_space(standing)
+    if not os.access(standing, os.W_OK | os.X_OK):
+        raise _refusal(home, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def nearest_directory(path: str) -> str:
+    """The path itself if something is there, else the directory above it in which it would be made; HomeError below a file."""
+    standing = path
+    while not os.path.lexists(standing):
+        standing = os.path.dirname(standing)
+    if standing != path and not os.path.isdir(standing):
+        raise _refusal(path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+    return standing
+
+
+def _check_local(home: str, standing: str) -> None:
+    kind = _file_system(standing)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise HomeError(
+            f"{home} is on a network file system ({kind}); the event log needs a local disk",
+            fix="set ARGOSY_HOME to a directory on a local disk",
+        )
 
 
 def check_space(home: str) -> None:
@@ -265,6 +307,15 @@ def _make_private(path: str) -> None:
         pass
     except OSError as error:
         raise _refusal(path, error) from None
+    if stat.S_IMODE(_check_own(path).st_mode) & 0o077:
+        try:
+            os.chmod(path, 0o700)
+        except OSError as error:
+            raise _refusal(path, error) from None
+
+
+def _check_own(path: str) -> os.stat_result:
+    """A directory of this user, or a link of theirs to one."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid():
         status = os.stat(path)
@@ -275,11 +326,7 @@ def _make_private(path: str) -> None:
             f"{path} belongs to user {status.st_uid}, not to {os.getuid()}",
             fix="set ARGOSY_HOME to a directory of your own",
         )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        try:
-            os.chmod(path, 0o700)
-        except OSError as error:
-            raise _refusal(path, error) from None
+    return status
 
 
 def _refusal(path: str, error: OSError) -> HomeError:

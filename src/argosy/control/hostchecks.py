@@ -146,17 +146,27 @@ def check_huge_pages() -> Check:
 def check_home() -> Check:
     """Writable, local, of our format: what every command needs first."""
     try:
-        cluster = home.open_cluster()
-        home.check_space(cluster.home)
+        cluster = home.look_at_cluster()
+        standing = home.nearest_directory(cluster.home)
+        home.check_space(standing)
+        if standing != cluster.home:
+            # Permissions alone do not tell whether it could be made there.
+            os.rmdir(tempfile.mkdtemp(prefix=".doctor-", dir=standing))
     except HomeError as failure:
         return broken("home", failure.what, failure.fix)
+    except OSError as failure:
+        return broken(
+            "home",
+            f"{cluster.home} cannot be made: {failure.strerror}",
+            "set ARGOSY_HOME to a writable directory on a local disk",
+        )
     return ok("home", f"{cluster.home}, format {home.FORMAT}; sockets in {cluster.runtime}")
 
 
 def check_disk() -> Check:
     """Space, and whether the home's file system takes a real aligned O_DIRECT write."""
     try:
-        where = home.find_home()
+        where = home.nearest_directory(home.look_at_cluster().home)
     except HomeError as failure:
         return broken("disk", failure.what, failure.fix)
     free = shutil.disk_usage(where).free

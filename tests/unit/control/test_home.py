@@ -110,6 +110,30 @@ def test_homes_have_clusters_of_their_own(tmp_path):
     assert home.cluster_key(str(tmp_path / "a")) != home.cluster_key(str(tmp_path / "b"))
 
 
+def test_looking_finds_what_opening_would_and_makes_nothing(tmp_path):
+    given = environment(tmp_path, XDG_RUNTIME_DIR=str(tmp_path))
+    looked = home.look_at_cluster(given)
+    assert os.listdir(tmp_path) == []
+    opened = home.open_cluster(given)
+    assert (looked.directory, looked.runtime) == (opened.directory, opened.runtime)
+    os.chmod(opened.runtime, 0o755)
+    assert home.look_at_cluster(given).runtime == opened.runtime
+    assert stat.S_IMODE(os.stat(opened.runtime).st_mode) == 0o755
+    unnamed = {"XDG_STATE_HOME": str(tmp_path / "deep" / "state")}
+    assert home.look_at_cluster(unnamed).home == home.find_home(unnamed)
+
+
+def test_looking_refuses_what_opening_would(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for path, match in (("file", "not a directory"), ("file/home", "cannot be used")):
+        with pytest.raises(HomeError, match=match):
+            home.look_at_cluster({"ARGOSY_HOME": str(tmp_path / path)})
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "VERSION").write_text("99\n")
+    with pytest.raises(HomeError, match="'99'"):
+        home.look_at_cluster(environment(tmp_path))
+
+
 def test_importing_it_stays_cheap():
     code = "import argosy.control.home, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
