@@ -136,7 +136,10 @@ class Life:
 
 def _words_that_count(failure: FailureClass, life: Life) -> str:
     """What a program that had done nothing yet said at its end."""
-    return "" if failure != "user" or life.has_progressed or life.is_long else life.said
+    if failure != "user":
+        return ""
+    progress = life.has_progressed
+    return lastwords.words_that_count(life.said, is_long=life.is_long, has_progressed=progress)
 
 
 _FAILURES: dict[FailureClass, str] = {

@@ -1,7 +1,7 @@
 """Last words: what the error that a process left says about another start of it.
 
-One rule for a cluster (control/restarts.py) and a household (worker/upkeep.py): an error of the source itself comes again, and so, most likely,
-does one that was said twice without progress in between. Pure.
+One rule for a cluster (control/restarts.py) and a household (worker/failures.py): an error of the source itself comes again, and so, most likely,
+does one that was said twice without progress in between; but not what a program said after it had worked for long. Pure.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ _NUMBERS = {2: "twice", 3: "three times"}
 def last_words(error: str) -> str:
     """The last line of what the exception says; empty when it left none."""
     return exception_of(error).strip().rpartition("\n")[2]
+
+
+def words_that_count(said: str, *, is_long: bool, has_progressed: bool = False) -> str:
+    """The last words of a program that had done nothing; one that lived long has worked, whether it told of steps or not."""
+    return "" if is_long or has_progressed else said
 
 
 def why_hopeless(error: str) -> str:

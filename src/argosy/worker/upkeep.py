@@ -12,23 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from argosy.config.spec import Budget
 from argosy.errors import InvariantError
-from argosy.protocol.lastwords import describe_repeats, last_words, why_hopeless
 from argosy.protocol.peerloss import is_peer_loss
 from argosy.protocol.savers import is_answer, was_unlucky
+from argosy.worker.failures import LONG_SECONDS, Failures, Life
 from argosy.worker.savings import Entries, Training
 
 SIGINT, SIGKILL, SIGTERM = 2, 9, 15
-_BUDGET = Budget()
-_FAILURES = {
-    "user": "failures of the program",
-    "host": "failures of the host",
-    "hang": "hangs",
-}
-_FIRST_WAIT_SECONDS = 0.1
 _GRACE_SECONDS = 30.0
-_MOST_WAIT_SECONDS = 5.0
 _MOST_STORY = 64
 _MOST_PLACES = 16
 
@@ -152,17 +143,7 @@ class Upkeep:
         self._can_join = False
         """Whether the program was seen to join: then a newcomer that has not done so yet will."""
         self._stop_signal = 0
-        self._failures: dict[str, list[float]] = {name: [] for name in _FAILURES}
-        """When failures of each class happened, of the last hour."""
-        self._last_words = ""
-        """Of the last failing program, while no step was made since."""
-        self._words_at = 0
-        """The generation in which it said so."""
-        self._repeats = 0
-        """How often in a row these were the words."""
-        self._last_trace = ""
-        """What the last failing program said, while no step was made since."""
-        self._fruitless = 0
+        self.failures = Failures(num_ranks)
         self._blamed: int | None = None
         """The rank whose end is why the run cannot succeed."""
         self._bad_exits: dict[int, Exit] = {}
@@ -222,7 +203,7 @@ class Upkeep:
         elif what == "step":
             member.has_progressed = True
             self._training.note_step(message.get("step"))
-            self._last_words, self._words_at, self._fruitless = "", 0, 0
+            self.failures.note_step()
         elif what in ("bounds", "enter", "saved"):
             return self._note_training(member, message, at)
         elif what == "suspect":
@@ -234,8 +215,9 @@ class Upkeep:
                 self._blamed = rank
                 return self._finish(End(1, f"the run cannot succeed: {reason}"))
             # What a rank raised was only named when it was started again: here it is shown whole.
-            last = self._last_trace.strip().rpartition("\n")[2]
-            cause = self._last_trace if last and last in reason else ""
+            error = self.failures.last_error
+            last = error.strip().rpartition("\n")[2]
+            cause = error if last and last in reason else ""
             code = message.get("code")
             code = code if isinstance(code, int) and 0 < code < 256 else 1
             return self._finish(End(code, f"the run cannot succeed: {reason}", cause))
@@ -416,39 +398,26 @@ class Upkeep:
         failure = self._classify(member)
         if not failure:
             return []
+        life = self._life_of(member, at)
+        self.failures.add(failure, at, life, self.generation)
         who = f"rank {member.rank} {exit.describe()}"
-        since = at - _BUDGET.period_seconds
-        self._failures[failure] = [*(t for t in self._failures[failure] if t > since), at]
-        allowed: int = getattr(_BUDGET, failure)
-        code = exit.code if exit.code is not None else 128 + (exit.signal or 0)
-        if len(self._failures[failure]) > allowed:
-            why = f"{who}; the budget of {allowed} restarts after {_FAILURES[failure]} is spent"
-            return self._give_up(End(code, why, exit.error), at)
-        hopeless = self._why_hopeless(member) if failure == "user" else ""
-        if hopeless:
-            return self._give_up(End(code, f"{who}; {hopeless}", exit.error), at)
-        self._last_trace = exit.error
-        self._fruitless += 1
-        if self._fruitless > self.num_ranks:
-            wait = _FIRST_WAIT_SECONDS * 2.0 ** min(10, self._fruitless - self.num_ranks)
-            self._retry_at = at + min(wait, _MOST_WAIT_SECONDS)
-        after = "" if failure == "user" else f" after {_FAILURES[failure]}"
-        which = f"restart {len(self._failures[failure])} of {allowed}{after}"
+        why = self.failures.why_given_up(failure, life)
+        if why:
+            code = exit.code if exit.code is not None else 128 + (exit.signal or 0)
+            return self._give_up(End(code, f"{who}; {why}", exit.error), at)
+        wait = self.failures.wait_seconds()
+        self._retry_at = at + wait if wait else self._retry_at
+        which = self.failures.describe_restart(failure)
         return [Announce(f"{who}; it is started again ({which})")]
 
-    def _why_hopeless(self, member: Member) -> str:
-        """Why the program would end in the same way again, or an empty string if it may not: the rule of a cluster."""
+    def _life_of(self, member: Member, at: float) -> Life:
         assert member.exit is not None
-        said = last_words(member.exit.error)
-        # Who was there at the last failure fails together with it: that is once.
-        if min(member.places) > self._words_at:
-            self._repeats = self._repeats + 1 if said and said == self._last_words else 1
-            self._last_words, self._words_at = said, self.generation
-        if said and self._repeats >= _BUDGET.same_error:
-            return describe_repeats(self._repeats)
-        if any(each.has_progressed for each in self.members.values()):
-            return ""
-        return why_hopeless(member.exit.error)
+        return Life(
+            error=member.exit.error,
+            since=min(member.places),
+            is_long=at - member.started_at >= LONG_SECONDS,
+            has_progressed=any(each.has_progressed for each in self._all()),
+        )
 
     def _classify(self, member: Member) -> str:
         """The budget that a failure is charged to; empty: it followed from another one, or we did it."""

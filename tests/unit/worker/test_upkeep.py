@@ -118,11 +118,7 @@ def test_members_that_have_not_joined_are_started_again_together():
         world.exit(attempt, KILLED)
     assert world.generation == 2
     assert not set(first) & set(world.living)
-    assert {k: len(v) for k, v in world.upkeep._failures.items()} == {
-        "user": 0,
-        "host": 1,
-        "hang": 0,
-    }
+    assert world.upkeep.failures.statistics() == {"user": 0, "host": 1, "hang": 0}
 
 
 def test_a_newcomer_that_has_not_joined_yet_is_told_when_it_connects():
@@ -225,7 +221,7 @@ def test_a_lost_peers_consequences_are_not_charged_to_the_program():
     world.exit(world.of(0), Exit(1, None, "RuntimeError: Connection closed by peer"))
     world.exit(world.of(2), KILLED)
     assert world.generation == 2
-    assert world.upkeep._failures["user"] == []
+    assert world.upkeep.failures.statistics()["user"] == 0
 
 
 def test_input_that_the_program_refuses_is_not_tried_again():
