@@ -7,12 +7,11 @@ while its predecessor is still dying.
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import os
 import time
 from collections.abc import Callable
 
+from argosy.control import locks
 from argosy.errors import ClusterError
 
 _LOCK_SECONDS = 5.0
@@ -20,18 +19,11 @@ _LOCK_SECONDS = 5.0
 
 def take_lock(path: str, part: str, *, patience_seconds: float = _LOCK_SECONDS) -> int:
     """Hold the part's lock until this process ends; ClusterError when another one keeps it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
-                raise
+    while (descriptor := locks.take(path)) is None:
         if time.monotonic() > deadline:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
+            with open(path, encoding="ascii", errors="replace") as file:
+                holder = file.read(32).strip() or "unknown"
             raise ClusterError(
                 f"another {part} (pid {holder}) serves this home: it holds {path}",
                 fix="use that one, or set ARGOSY_HOME to another directory",

@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 
 from argosy import __version__
 from argosy.config.warmth import DEFAULT_PRELOAD
+from argosy.control import locks
 from argosy.control.home import Cluster, check_space, open_cluster, prepare_cluster
 from argosy.control.programs import check_programs, working_directory
 from argosy.errors import (
@@ -195,7 +196,7 @@ def sweep_leftovers(cluster: Cluster) -> None:
 
 
 def _remove_locks(cluster: Cluster) -> None:
-    """The lock files, for the holder of `up`, without which no part is started; not while a part is still dying."""
+    """The lock files, for the holder of `up`; not while a part is still dying. One that just starts finds that its file is gone, and makes another."""
     for part in ("keeper", "controller", "agent"):
         try:
             descriptor = os.open(cluster.lock(part), os.O_RDWR | os.O_CLOEXEC)
@@ -336,26 +337,14 @@ def _locked(cluster: Cluster) -> Iterator[None]:
 
 
 def _take_lock(cluster: Cluster) -> int:
-    path = cluster.lock("up")
-    while True:
+    descriptor = None
+    while descriptor is None:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = locks.take(cluster.lock("up"), should_wait=True)
         except FileNotFoundError:
-            prepare_cluster(
-                cluster
-            )  # the directory went with a cluster that was taken down meanwhile
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Whoever held it before may have removed the file: then others lock a new one.
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+            # The directory went with a cluster that was taken down meanwhile.
+            prepare_cluster(cluster)
+    return descriptor
 
 
 def _umask() -> int:

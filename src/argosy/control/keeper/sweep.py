@@ -7,7 +7,6 @@ touches the processes of a live keeper; it kills by cgroup name, by recorded pid
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -16,6 +15,7 @@ import sys
 import time
 from typing import Any
 
+from argosy.control import locks
 from argosy.control.keeper.census import (
     Census,
     Seen,
@@ -112,14 +112,12 @@ def _remove(path: str) -> None:
 
 def take_lock(runtime: str) -> int | None:
     """The keeper's lock, close-on-exec; None when somebody holds it. Raises OSError."""
-    os.makedirs(runtime, mode=0o700, exist_ok=True)
-    fd = os.open(f"{runtime}/keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
+    while True:
+        os.makedirs(runtime, mode=0o700, exist_ok=True)
+        try:
+            return locks.take(f"{runtime}/keeper.lock")
+        except FileNotFoundError:
+            pass  # the directory went with a cluster that was taken down meanwhile
 
 
 def wait_for_lock(directory: str, runtime: str, seconds: float = 15.0) -> int | None:
