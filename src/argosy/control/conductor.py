@@ -376,9 +376,8 @@ class Conductor:
             return ask(self.now(), *arguments, **named)
         except (ConfigError, NotFoundError):
             raise  # refused before anything was decided
-        except (
-            Exception
-        ) as error:  # the one door to the deciders: nothing half-decided may reach the log
+        except Exception as error:
+            # The one door to the deciders: nothing half-decided may reach the log.
             logger.exception("the deciders failed")
             self._fail(error)
             raise

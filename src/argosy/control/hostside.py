@@ -284,9 +284,8 @@ class HostSide:
         for outbox in self._outboxes.values():
             outbox.rewind()
             if outbox.source not in (self.keeper, self._own) and len(outbox):
-                self._report(
-                    now, outbox
-                )  # how a dead keeper's processes ended, before they count as lost
+                # How a dead keeper's processes ended, before they count as lost.
+                self._report(now, outbox)
         alive = [name for name, local in self._attempts.items() if local.state]
         runs = {run_of(name) for name in alive} | set(self._runs) | self._held_runs
         self._out.to_controller.append(

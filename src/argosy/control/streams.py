@@ -167,9 +167,8 @@ class LogFollower:
 
     def _read(self, should_flush: bool) -> list[Line]:
         if self._is_polling:
-            self._seen = (
-                self._stamps()
-            )  # before the reading: what comes in the middle of it is news
+            # Before the reading: what comes in the middle of it is news.
+            self._seen = self._stamps()
         if self._history is not None:
             batch = list(itertools.islice(self._history, _BATCH))
             if batch:

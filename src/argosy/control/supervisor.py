@@ -257,9 +257,8 @@ class Supervisor(RunState):
             is_own = cause is not None and not (stop.declared and cause.signal is not None)
             code = exit_code(cause) if cause is not None and is_own else 1
             if stop.code is not None:
-                code = (
-                    stop.code
-                )  # however those end that are told to, and whoever is first to say it
+                # However those end that are told to, and whoever is first to say it.
+                code = stop.code
             return self._end("failed", code, stop.reason, cause.attempt if cause else "")
         if stop is not None:
             reason = "; ".join(filter(None, (stop.reason, saving.describe_loss(self))))
