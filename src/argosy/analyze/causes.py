@@ -23,6 +23,8 @@ from argosy.protocol.peerloss import is_peer_loss
 if TYPE_CHECKING:
     from argosy.analyze.attempts import EventObject
 
+CRASHES = (4, 6, 7, 8, 11)
+"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV."""
 TOGETHER_SECONDS = 2.0
 """Exits of one generation within this time are one incident whose order is not evidence."""
 
@@ -74,20 +76,24 @@ class Incident:
             verb = "failed" if len(after) > 1 else "failed too"
             parts.append(f"{name_all(after)} {verb} after losing it")
         if too_late:
-            parts.append(f"{name_all(too_late)} failed before Argosy could stop the rest")
+            how = _ends_of(too_late)
+            parts.append(f"{name_all(too_late)} failed before Argosy could stop the rest ({how})")
         if stopped:
             were = "were" if len(stopped) > 1 else "was"
-            parts.append(f"{name_all(stopped)} {were} stopped by Argosy")
+            parts.append(f"{name_all(stopped)} {were} stopped by Argosy ({_ends_of(stopped)})")
         return "; ".join(parts)
+
+
+def _ends_of(attempts: list[Attempt]) -> str:
+    """How they ended in the words of `argosy ps`."""
+    return ", ".join(dict.fromkeys(describe_exit(attempt.exit or {}) for attempt in attempts))
 
 
 def _is_alike(attempt: Attempt, cause: Attempt) -> bool:
     """Nobody can say that one of two equal ends followed from the other."""
-    ends = [each.exit or {} for each in (attempt, cause)]
-    if rank_of_failure(ends[0]) == 2:
+    if rank_of_failure(attempt.exit or {}) == 2:
         return False  # it says itself that it lost a peer
-    first, second = ((describe_exit(end), error_lines(end)[-1:]) for end in ends)
-    return first == second
+    return _has_same_end(attempt, cause)
 
 
 def _ended_by_itself(exit_fact: dict[str, Any]) -> bool:
@@ -138,6 +144,30 @@ def final_incident(events: list[EventObject]) -> Incident | None:
         if incident.cause.id == named:
             return incident
     return incidents[-1] if incidents else None
+
+
+def first_of_kind(incidents: list[Incident], last: Incident) -> Incident:
+    """Where it began: of the failures up to `last` that all ended with the same words, the first one."""
+    found = last
+    for incident in reversed(incidents[: incidents.index(last)]):
+        if not _is_repeated(incident.cause, last.cause):
+            break
+        found = incident
+    return found
+
+
+def _is_repeated(one: Attempt, other: Attempt) -> bool:
+    """The same exception, or the same crash; not two kills, which have nothing to do with each other."""
+    is_crash = (other.exit or {}).get("signal") in CRASHES
+    is_told = bool(error_lines(other.exit or {}))
+    return one.role == other.role and (is_told or is_crash) and _has_same_end(one, other)
+
+
+def _has_same_end(one: Attempt, other: Attempt) -> bool:
+    first, second = (
+        (describe_exit(end), error_lines(end)[-1:]) for end in (one.exit or {}, other.exit or {})
+    )
+    return first == second
 
 
 def _belong_together(group: list[Attempt], other: Attempt) -> bool:

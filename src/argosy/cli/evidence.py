@@ -11,13 +11,12 @@ import os
 from typing import Any
 
 from argosy.analyze.attempts import Attempt, describe_exit, error_lines
+from argosy.analyze.causes import CRASHES
 from argosy.analyze.stackgroups import is_bootstrap
 from argosy.cli.paint import Paint
 
 EVIDENCE_LINES = 12
 _TAIL_BYTES = 16 << 10
-_CRASHES = (4, 6, 7, 8, 11)
-"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV."""
 _NEED_INPUT = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
 """How `breakpoint()` and `input()` end without a terminal."""
 
@@ -35,7 +34,7 @@ def show_evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[st
     lines += _stacks(cause, paint)
     if path:
         lines.append(f"  {paint('log', 'dim')}: {path}")
-    if cause.how == "fork" and not shown and (cause.exit or {}).get("signal") in _CRASHES:
+    if cause.how == "fork" and not shown and (cause.exit or {}).get("signal") in CRASHES:
         lines.append("  fix: `--env PYTHONFAULTHANDLER=1` makes it tell where it crashed")
     if shown and shown[-1].startswith(_NEED_INPUT):
         lines.append("  fix: stdin is empty; `argosy run --tty` gives one process a terminal")

@@ -73,12 +73,10 @@ def why_of(process: dict[str, Any], view: dict[str, Any]) -> str:
     if process.get("waiting"):
         return str(process["waiting"])
     if process["state"] == "exited":
-        if process.get("signal") is not None:
-            from argosy.analyze.attempts import signal_name
+        if process.get("signal") is not None or process.get("code") is not None:
+            from argosy.analyze.attempts import describe_exit
 
-            return f"killed by {signal_name(process['signal'])}"
-        if process.get("code") is not None:
-            return f"exit code {process['code']}"
+            return describe_exit(process)
         return str(view.get("reason") or "")
     if process["state"] == "stopped":
         return f"a signal stopped it; kill -CONT {process['pid']} lets it go on"

@@ -1,4 +1,4 @@
-"""`argosy why`: the first cause of how a run ended or stands, its evidence, its collateral; then what happened before, in order."""
+"""`argosy why`: how a run ended or stands, and its failures in order of time: the first cause with its evidence, what followed, what was healed before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from argosy.analyze.attempts import Attempt, describe_exit
-from argosy.analyze.causes import Incident, final_incident, find_incidents
+from argosy.analyze.causes import Incident, final_incident, find_incidents, first_of_kind
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect
 from argosy.cli.evidence import is_same_error, log_tail, show_evidence
@@ -34,18 +34,17 @@ def why(arguments: Arguments) -> int:
 
 
 def explain(view: dict[str, Any], events: list[dict[str, Any]], paint: Paint) -> list[str]:
-    """The story in lines: how the run ended or stands, the cause of that, and what happened before and after, in order of time."""
+    """The story in lines: how the run ended or stands, then every failure in order of time; the cause of how it is, is marked."""
     incidents = find_incidents(events)
     lead = _first_cause(view, events, incidents)
-    others = [each for each in incidents if lead is None or each.cause.id != lead.cause.id]
     lines = [_headline(view, incidents), *_save_lines(view, events)]
-    if lead is not None:
-        lines += ["", paint("first cause", "bold", "red") + f": {lead.sentence}"]
-        lines += _details(view, lead, None, paint)
-    told = lead
-    for incident in others:
-        title = f"{_relation(view, incident, lead)} at {clock(incident.cause.exited_at)}"
-        lines += ["", paint(title, "bold", "yellow") + f": {incident.sentence}"]
+    told = None
+    for incident in sorted(incidents, key=lambda each: each.cause.exited_at):
+        title = _relation(view, incident, lead)
+        color = "red" if incident is lead else "yellow"
+        if incident is not lead or len(incidents) > 1:
+            title += f" at {clock(incident.cause.exited_at)}"
+        lines += ["", paint(title, "bold", color) + f": {incident.sentence}"]
         lines += _details(view, incident, told, paint)
         told = incident
     more = f"more: argosy events {view['run']} · argosy logs {view['run']}"
@@ -65,8 +64,11 @@ def _save_lines(view: dict[str, Any], events: list[dict[str, Any]]) -> list[str]
 def _first_cause(
     view: dict[str, Any], events: list[dict[str, Any]], incidents: list[Incident]
 ) -> Incident | None:
-    """Of how the run ended, or of how it stands."""
-    return final_incident(events) or _present_cause(view, incidents)
+    """Of how the run ended, or of how it stands: of failures that only repeated themselves the first."""
+    final = final_incident(events)
+    last = next((each for each in incidents if final and each.cause.id == final.cause.id), None)
+    last = last or _present_cause(view, incidents)
+    return first_of_kind(incidents, last) if last else None
 
 
 def _present_cause(view: dict[str, Any], incidents: list[Incident]) -> Incident | None:
@@ -82,9 +84,10 @@ def _relation(view: dict[str, Any], incident: Incident, lead: Incident | None) -
     if lead is None:
         is_healed = view["outcome"] == "succeeded" or incident.is_mended
         return "healed" if is_healed else "not mended,"
+    if incident is lead:
+        return "first cause"
     # What was restarted only to fail again was not healed.
-    is_before = incident.cause.exited_at <= lead.cause.exited_at
-    return "before that," if is_before else "after that,"
+    return "earlier," if incident.cause.exited_at <= lead.cause.exited_at else "after that,"
 
 
 def _details(

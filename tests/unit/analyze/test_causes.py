@@ -93,7 +93,8 @@ def test_who_failed_by_itself_was_not_stopped_by_argosy():
     log.exit(5.2, "a1.1", code=1, error="SyntaxError: no").exit(5.3, "a1.2", signal=15)
     (incident,) = find_incidents(log.events)
     assert incident.collateral == (
-        "rank 1 failed before Argosy could stop the rest; rank 2 was stopped by Argosy"
+        "rank 1 failed before Argosy could stop the rest (exited with code 1); "
+        "rank 2 was stopped by Argosy (killed by SIGTERM)"
     )
 
 

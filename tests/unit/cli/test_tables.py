@@ -4,6 +4,7 @@ import io
 
 from argosy.cli import paint as painting
 from argosy.cli.paint import Paint, render_table
+from argosy.cli.ps import why_of
 from argosy.cli.queue import HEADERS, row_of
 
 ENTRY = {"run": "r1", "name": "big", "priority": 0, "share": "big", "cpus": 2.0, "ahead": 3}
@@ -32,3 +33,12 @@ def test_a_reason_too_long_for_the_terminal_stands_below_its_row(monkeypatch):
     assert lines[2] == "    needs 2 CPUs, 1 free, 3 runs ahead"
     assert lines[3].endswith("short")
     assert all(len(line) <= 60 for line in lines)
+
+
+def test_an_end_is_told_in_the_words_of_why():
+    view = {"run": "r1", "outcome": "failed", "state": "ended", "reason": "r"}
+    process = {"state": "exited", "code": None, "signal": None}
+    assert why_of(process | {"code": 3}, view) == "exited with code 3"
+    assert why_of(process | {"signal": 15}, view) == "killed by SIGTERM"
+    assert why_of(process | {"code": 0}, view) == "ended well"
+    assert why_of(process, view) == "r"

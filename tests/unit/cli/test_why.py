@@ -148,23 +148,44 @@ class Story:
         return "\n".join(explain(self.view, self.events, Paint(io.StringIO())))
 
 
-def test_the_cause_of_the_end_is_told_before_what_happened_earlier(tmp_path):
+def test_failures_are_told_in_order_of_time_and_the_cause_of_the_end_is_marked(tmp_path):
     story = Story(tmp_path, "KeyError: 'x'", "OSError: disk", "ValueError: the last")
     story.end("failed", "r1.main.0.2")
-    assert story.titles()[1:4] == ["first cause", "before that,", "before that,"]
+    assert story.titles()[1:4] == ["earlier,", "earlier,", "first cause"]
     text = story.text()
-    places = [text.index(words) for words in ("the last", "KeyError: 'x'", "OSError: disk")]
+    places = [text.index(words) for words in ("KeyError: 'x'", "OSError: disk", "the last")]
     assert places == sorted(places)
 
 
-def test_the_cause_of_the_present_state_is_told_before_what_was_healed(tmp_path):
+def test_a_failure_that_repeats_itself_has_its_first_time_as_the_first_cause(
+    tmp_path, monkeypatch, capsys
+):
+    story = Story(tmp_path, "OSError: disk", "KeyError: 'x'", "KeyError: 'x'", "KeyError: 'x'")
+    story.end("failed", "r1.main.0.3")
+    assert story.titles()[1:5] == ["earlier,", "first cause", "after that,", "after that,"]
+    told = story.json(monkeypatch, capsys)
+    assert told["first_cause"]["cause"]["attempt"] == "r1.main.0.1"
+    times = [incident["cause"]["at"] for incident in told["incidents"]]
+    assert times == sorted(times)
+
+
+def test_kills_have_nothing_to_do_with_each_other(tmp_path):
+    story = Story(tmp_path, "", "")
+    for event in story.events:
+        if event["fact"]["kind"] == "attempt.exited":
+            event["fact"] |= {"code": None, "signal": 9}
+    story.end("failed", "r1.main.0.1")
+    assert story.titles()[1:3] == ["earlier,", "first cause"]
+
+
+def test_the_cause_of_the_present_state_is_told_after_what_was_earlier(tmp_path):
     story = Story(tmp_path, "KeyError: 'x'", "ValueError: the last")
     story.start_again(2)
     assert story.titles()[1:3] == ["healed", "healed"]
     story.view["roles"][0]["processes"][0]["state"] = "waiting"
     story.view["waiting"] = "main/0 backoff: restarts in 3.0 s"
-    assert story.titles()[1:3] == ["first cause", "before that,"]
-    assert story.text().index("the last") < story.text().index("KeyError")
+    assert story.titles()[1:3] == ["earlier,", "first cause"]
+    assert story.text().index("the last") > story.text().index("KeyError")
     assert "restarts in 3.0 s" in story.text().splitlines()[0]
 
 
