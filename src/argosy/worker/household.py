@@ -1,6 +1,6 @@
 """`python train.py` without a cluster: this process forks one-thread ranks, is their parent and reaper, and keeps their arenas.
 
-`keep_house()` is called by `launch` in the main thread and returns the exit code. What to do is decided in `upkeep`; here it is
+`keep_house()` is called by `launch` in the main thread and returns how it ended. What to do is decided in `upkeep`; here it is
 done: processes, pidfds, signals and the private socket, in one thread and one loop. It never runs the user's program itself, so that
 a replacement can be forked from it at any time.
 """
@@ -50,8 +50,8 @@ def keep_house(
     directory: str,
     environment: Mapping[str, str],
     resume: str = "",
-) -> int:
-    """Run `body` on so many forked ranks until all have ended well or the household gives up; the exit code.
+) -> End:
+    """Run `body` on so many forked ranks until all have ended well or the household gives up; its end, which the person was told.
 
     `resume` is the command that goes on with what was saved, for people.
     """
@@ -93,7 +93,7 @@ class Household:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._num_stacks = 0
 
-    def keep(self, resume: str = "") -> int:
+    def keep(self, resume: str = "") -> End:
         """Start the ranks and stay with them until the end."""
         obstacle = births.find_obstacle()
         if obstacle:
@@ -116,7 +116,8 @@ class Household:
             self._leave(before)
         end = self._upkeep.end
         assert end is not None
-        return _report(end, resume if self._upkeep.has_saved else "")
+        _report(end, resume if self._upkeep.has_saved else "")
+        return end
 
     def _turn(self) -> None:
         """Wait for something to happen and follow it up."""
@@ -290,7 +291,7 @@ class Household:
         os.close(rank.pidfd)
         os.close(rank.error)
         self._board.dismiss(attempt)
-        if error:
+        if error and not is_refusal:
             self._keep_error(attempt, error)
         if info.si_code == os.CLD_EXITED:
             return Exit(info.si_status, None, error, is_refusal)
@@ -369,10 +370,9 @@ class Household:
             held.close()
 
 
-def _report(end: End, resume: str) -> int:
-    """Show why it ended, the first cause once, and how to go on; the exit code."""
+def _report(end: End, resume: str) -> None:
+    """Show why it ended, the first cause once, and how to go on."""
     if end.error:
         show(end.error)
     if end.text:
         say(f"{end.text}; go on: {resume}" if end.is_stop and resume else end.text)
-    return end.code

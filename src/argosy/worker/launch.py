@@ -114,7 +114,7 @@ def _keep_house(main: Main, run: Run, num_ranks: int) -> int:
     }
     say(f"{num_ranks} ranks, {run.directory}")
     try:
-        code = keep_house(
+        end = keep_house(
             lambda: _run_main(main, run),
             num_ranks=num_ranks,
             directory=str(run.directory),
@@ -124,9 +124,9 @@ def _keep_house(main: Main, run: Run, num_ranks: int) -> int:
     except ArgosyError as error:
         _discard_if_unused(run)
         _refuse(error, is_member=False)
-    if code in {refusal.exit_code for refusal in REFUSALS}:
+    if end.is_refusal:
         _discard_if_unused(run)
-    return code
+    return end.code
 
 
 def _run_main(main: Main, run: Run, *, is_watched: bool = False, resume: str = "") -> None:

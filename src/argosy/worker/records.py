@@ -93,7 +93,7 @@ def discard_unused(directory: Path) -> None:
     """Remove the directory of a run in which nothing has happened yet: one with more in it than its record stays."""
     with contextlib.suppress(OSError):
         left = [path.name for path in directory.iterdir()]
-        if set(left) <= {"config.json", "errors.txt"}:
+        if set(left) <= {"config.json"}:
             for name in left:
                 (directory / name).unlink()
             directory.rmdir()

@@ -77,6 +77,8 @@ class End:
     """The first cause's traceback, if it had one."""
     is_stop: bool = False
     """It was asked for."""
+    is_refusal: bool = False
+    """The program said that its input is wrong, before it did anything with it."""
 
 
 Action = Start | Tell | Signal | TakeStacks | Announce | End
@@ -218,9 +220,10 @@ class Upkeep:
             error = self.failures.last_error
             last = error.strip().rpartition("\n")[2]
             cause = error if last and last in reason else ""
-            code = message.get("code")
-            code = code if isinstance(code, int) and 0 < code < 256 else 1
-            return self._finish(End(code, f"the run cannot succeed: {reason}", cause))
+            wanted, what = message.get("code"), f"the run cannot succeed: {reason}"
+            if isinstance(wanted, int) and 0 < wanted < 256:
+                return self._finish(End(wanted, what, cause, is_refusal=True))
+            return self._finish(End(1, what, cause))
         return []
 
     def _note_training(self, member: Member, message: Mapping[str, Any], at: float) -> list[Action]:
@@ -394,7 +397,7 @@ class Upkeep:
         assert member.exit is not None
         exit = member.exit
         if exit.is_refusal:
-            return self._finish(End(exit.code or 1, "", exit.error))
+            return self._finish(End(exit.code or 1, "", exit.error, is_refusal=True))
         failure = self._classify(member)
         if not failure:
             return []

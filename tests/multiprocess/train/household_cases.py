@@ -86,9 +86,10 @@ def run_case(case, num_ranks, directory):
     environment = {"ARGOSY_RUN": directory.name, "OMP_NUM_THREADS": "1"}
     with errors_in(directory / "errors"):
         try:
-            code = keep_house(
+            end = keep_house(
                 live, num_ranks=num_ranks, directory=str(directory), environment=environment
             )
+            code = end.code
         except Exception:  # one case must not hide the results of the others
             traceback.print_exc()
             code = 99

@@ -192,7 +192,7 @@ if __name__ == "__main__":
     if name == "lacking":
         directory = DIRECTORY / "missing"
         fail_to_fork_once()
-    code = keep_house(body, num_ranks=3, directory=str(directory), environment={})
+    end = keep_house(body, num_ranks=3, directory=str(directory), environment={})
     # The parent itself is as it was: no rank, no descriptors of the household's.
     assert births.PARENT not in os.environ
     for number in os.listdir("/proc/self/fd"):
@@ -200,4 +200,4 @@ if __name__ == "__main__":
         if int(number) > 2 and os.path.lexists(path):
             what = os.readlink(path)
             assert not any(word in what for word in ("socket", "memfd", "pidfd")), what
-    sys.exit(code)
+    sys.exit(end.code)

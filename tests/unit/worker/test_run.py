@@ -261,13 +261,16 @@ def test_rank_and_size_are_known_without_joining_and_follow_the_gang(run, monkey
 
 def test_a_directory_in_which_nothing_happened_is_removed_and_no_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    used, unused = (records.make_directory(name, "") for name in ("used", "unused"))
-    for directory in (used, unused):
+    names = ("failed", "unused", "used")
+    failed, _, used = made = [records.make_directory(name, "") for name in names]
+    for directory in made:
         (directory / "config.json").write_text("{}")
     (used / "metrics.jsonl").write_text("")
-    records.discard_unused(used)
-    records.discard_unused(unused)
-    assert list((tmp_path / "runs").iterdir()) == [used]
+    (failed / "errors.txt").write_text("of an attempt before")
+    for directory in made:
+        records.discard_unused(directory)
+    assert sorted((tmp_path / "runs").iterdir()) == [failed, used]
+    assert (failed / "errors.txt").exists()
     given = records.make_directory("given", "deep/er")
     records.discard_unused(given)
     assert (tmp_path / "deep").is_dir()

@@ -229,7 +229,17 @@ def test_input_that_the_program_refuses_is_not_tried_again():
     world.join_all()
     world.exit(world.of(0), Exit(64, None, "batch_size = 3", is_refusal=True))
     world.exit(world.of(1), KILLED)
-    assert world.end == End(64, "", "batch_size = 3")
+    assert world.end == End(64, "", "batch_size = 3", is_refusal=True)
+
+
+def test_an_exit_code_like_that_of_a_refusal_is_none():
+    upkeep = Upkeep(1)
+    (start,) = upkeep.begin()
+    for _ in range(4):
+        actions = upkeep.exited(start.attempt, Exit(75, None), 0.0)
+        actions += upkeep.passed(upkeep.due) if upkeep.due is not None else []
+        start = next((action for action in actions if isinstance(action, Start)), start)
+    assert (upkeep.end.code, upkeep.end.is_refusal) == (75, False)
 
 
 def test_a_suspect_is_killed_once_after_stacks_are_taken():
@@ -252,7 +262,7 @@ def test_what_cannot_succeed_is_ended_with_its_reason():
     world = World(1)
     world.say(world.of(0), say="fail", reason="unknown key", code=64)
     world.exit(world.of(0), KILLED)
-    assert world.end.code == 64
+    assert (world.end.code, world.end.is_refusal) == (64, True)
 
 
 @pytest.mark.parametrize("is_seen_first", [True, False])
