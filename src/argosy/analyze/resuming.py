@@ -23,18 +23,27 @@ _SETTINGS = "ARGOSY_SET"
 """What `--set` has made: the checkpoint brings it."""
 
 
-def how_to_go_on(submitted: dict[str, Any], role: str, directory: str) -> str:
+def how_to_go_on(
+    submitted: dict[str, Any], role: str, directory: str, *, size: int | None = None
+) -> str:
     """The command, or in words what to do where no command does the same."""
-    command = resume_command(submitted, role, directory)
+    command = resume_command(submitted, role, directory, size=size)
     if command is not None:
         return command
     return f"start it as before, with --resume {directory} among the arguments of {role}"
 
 
-def resume_command(submitted: dict[str, Any], role: str, directory: str) -> str | None:
-    """The command that goes on with what a role of a run has saved in its directory; None for what only a spec can say."""
+def resume_command(
+    submitted: dict[str, Any], role: str, directory: str, *, size: int | None = None
+) -> str | None:
+    """The command that goes on with what a role of a run has saved in its directory; None for what only a spec can say.
+
+    `size` is the number of ranks that the role was given last, if not that of its submission.
+    """
     roles = submitted.get("spec", {}).get("roles", {})
     spec = roles.get(role, {})
+    if size is not None:
+        spec = {**spec, "count": size}
     if len(roles) != 1 or not _is_typed(spec):
         return None
     import shlex

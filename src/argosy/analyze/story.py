@@ -38,7 +38,7 @@ class Story:
         self._has_told_death = False
         self._told_notes: set[str] = set()
         self._facts: dict[str, dict[str, Any]] = {}
-        """How the run was submitted, and that it is to stop."""
+        """How the run was submitted, what size it was given later, and that it is to stop."""
 
     def tell(self, event: EventObject) -> str:
         """The whole sentence of an event."""
@@ -60,7 +60,7 @@ class Story:
             return _formed_headline(fact, with_reason=not has_told)
         if kind == "attempt.started":
             return self._started_headline(fact, attempt)
-        if kind in ("run.submitted", "run.stop_requested"):
+        if kind in ("run.submitted", "run.stop_requested", "gang.resized"):
             self._facts[kind] = fact
         if kind == "attempt.exited" and attempt:
             if (attempt.was_told_to_stop and not fact.get("hung")) or is_success(fact):
@@ -104,7 +104,8 @@ class Story:
             return said
         # A checkpoint lies two levels below the run's directory.
         directory = fact["path"].rsplit("/", 2)[0]
-        return f"{said}; go on: {how_to_go_on(submitted, attempt.role, directory)}"
+        size = self._facts.get("gang.resized", {}).get("size")
+        return f"{said}; go on: {how_to_go_on(submitted, attempt.role, directory, size=size)}"
 
 
 def _which(attempt: Attempt) -> str:

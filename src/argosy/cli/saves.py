@@ -21,12 +21,13 @@ class Save:
 
     __slots__ = ("command", "go_on", "path", "step")
 
-    def __init__(self, step: int, path: str, role: str, submitted: dict[str, Any]) -> None:
+    def __init__(self, step: int, path: str, role: str, facts: dict[str, dict[str, Any]]) -> None:
         self.step = step
         self.path = path
-        directory = path.rsplit("/", 2)[0]
-        self.command = resume_command(submitted, role, directory)
-        self.go_on = how_to_go_on(submitted, role, directory)
+        directory, submitted = path.rsplit("/", 2)[0], facts.get("run.submitted", {})
+        size = facts.get("gang.resized", {}).get("size")
+        self.command = resume_command(submitted, role, directory, size=size)
+        self.go_on = how_to_go_on(submitted, role, directory, size=size)
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -40,14 +41,14 @@ class Save:
 def newest_save(view: dict[str, Any], events: list[dict[str, Any]]) -> Save | None:
     """The newest that the run told of or that lies in its directory; None for one that has no trainer, or saved nothing."""
     facts = {event["fact"]["kind"]: event["fact"] for event in events}
-    told, submitted = facts.get("run.saved", {}), facts.get("run.submitted", {})
+    told = facts.get("run.saved", {})
     found: list[tuple[int, str, str]] = []
     attempt = read_attempts(events).by_id.get(told.get("attempt", ""))
     if attempt is not None and told.get("path"):
         found.append((told["step"], told["path"], attempt.role))
     if "gang.bounded" in facts:
         found += _on_disk(Path(view["directory"]) / _FOLDER, facts["gang.bounded"]["role"])
-    return Save(*max(found), submitted) if found else None
+    return Save(*max(found), facts) if found else None
 
 
 def _on_disk(store: Path, role: str) -> list[tuple[int, str, str]]:

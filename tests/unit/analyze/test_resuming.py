@@ -74,3 +74,9 @@ def test_what_only_a_spec_can_say_is_said_in_words(roles):
 
 def test_a_submission_that_is_not_known_is_no_command():
     assert resume_command({}, "train", "/r") is None
+
+
+def test_a_gang_that_was_resized_is_gone_on_with_at_its_size(typed):
+    fact = submitted(**typed("argosy run train.py -n 4"))
+    assert resume_command(fact, "train", "/r", size=6) == "argosy run -n 6 train.py -- --resume /r"
+    assert "-n 6 " in how_to_go_on(fact, "train", "/r", size=6)

@@ -160,3 +160,6 @@ def test_a_stopped_run_says_where_it_is_saved_and_how_to_go_on():
     where = "step 40 is saved in /runs/r/checkpoints/step-40"
     command = "argosy run -n 4 'my train.py' -- --seed 3 --resume /runs/r"
     assert said == [where, f"{where}; go on: {command}"]
+    resized = {"kind": "gang.resized", "role": "train", "size": 6}
+    assert story.headline(as_event(resized)) == "train is to have 6 ranks"
+    assert "go on: argosy run -n 6 " in story.headline(events[-1])

@@ -14,7 +14,9 @@ from argosy.errors import ConfigError
 def test_without_a_terminal_of_its_own_attach_is_refused_with_what_can_be_done(monkeypatch):
     process = {"pid": 7, "state": "running", "tty": True, "role": "main", "index": 0}
     view = {"run": "r1", "name": "x", "roles": [{"role": "main", "processes": [process]}]}
-    controller = SimpleNamespace(resolve=lambda word: (Target("r1", None, None), view), client=None)
+    controller = SimpleNamespace(
+        resolve=lambda word, to_act: (Target("r1", None, None), view), client=None
+    )
     monkeypatch.setattr(attaching, "connect", lambda: controller)
     monkeypatch.setattr(attaching.os, "isatty", lambda descriptor: False)
     verb, rest = find_verb(["attach", "r1"])

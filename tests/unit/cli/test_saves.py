@@ -91,3 +91,9 @@ def test_the_end_of_a_run_names_its_newest_checkpoint(tmp_path, view, monkeypatc
         assert f"go on: {command}\n" in text
     view["outcome"] = "succeeded"
     assert "go on" not in kill()
+
+
+def test_after_a_change_of_size_the_run_is_gone_on_with_at_the_newest(tmp_path, view):
+    keep(tmp_path, 5)
+    resized = [{"kind": "gang.resized", "role": "train", "size": size} for size in (6, 3)]
+    assert newest_save(view, events_of(BOUNDED, *resized)).command.startswith("argosy run -n 3 ")
