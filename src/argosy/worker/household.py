@@ -25,13 +25,13 @@ from typing import Any
 from argosy.errors import ClusterError, ConfigError
 from argosy.protocol.peerloss import is_peer_loss
 from argosy.worker import births, stops
+from argosy.worker.members import Exit
 from argosy.worker.notices import say, show
 from argosy.worker.switchboard import Switchboard
 from argosy.worker.upkeep import (
     Action,
     Announce,
     End,
-    Exit,
     Signal,
     Start,
     TakeStacks,

@@ -11,7 +11,8 @@ from typing import Any
 
 from argosy.protocol import savers
 
-_GRACE_SECONDS = 30.0
+GRACE_SECONDS = 30.0
+"""What one has that is told to save and leave, before it is killed."""
 _STARTS = 3.0
 """A member may take so many times as long as the slowest one, and `hang_seconds` more."""
 
@@ -118,4 +119,4 @@ class Entries:
 
     def saver_seconds(self) -> float:
         """How long a process may take that is started only to save."""
-        return savers.saver_seconds(_GRACE_SECONDS, self._slowest)
+        return savers.saver_seconds(GRACE_SECONDS, self._slowest)

@@ -8,20 +8,19 @@ what was trained is saved when it is stopped, also if nobody is left to do so (s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from argosy.errors import InvariantError
 from argosy.protocol.peerloss import is_peer_loss
 from argosy.protocol.savers import is_answer, was_unlucky
 from argosy.worker.failures import LONG_SECONDS, Failures, Life
-from argosy.worker.savings import Entries, Training
+from argosy.worker.members import Exit, Member, Members
+from argosy.worker.savings import GRACE_SECONDS, Entries, Training
 
 SIGINT, SIGKILL, SIGTERM = 2, 9, 15
-_GRACE_SECONDS = 30.0
 _MOST_STORY = 64
-_MOST_PLACES = 16
 
 
 @dataclass(frozen=True)
@@ -84,68 +83,18 @@ class End:
 Action = Start | Tell | Signal | TakeStacks | Announce | End
 
 
-@dataclass
-class Exit:
-    """How a process ended, as its parent saw it."""
-
-    code: int | None
-    signal: int | None
-    error: str = ""
-    """Its traceback or message, if it left one."""
-    is_refusal: bool = False
-    """The program said that its input is wrong: another start would say the same."""
-
-    @property
-    def is_well(self) -> bool:
-        """Whether it ended as it should."""
-        return self.code == 0
-
-    def describe(self) -> str:
-        """In a few words."""
-        lines = [line for line in self.error.strip().splitlines() if not line.startswith(" ")]
-        last = f": {lines[-1]}" if lines else ""
-        if self.signal is not None:
-            return f"was killed by signal {self.signal}{last}"
-        return f"exited with code {self.code}{last}"
-
-
-@dataclass
-class Member:
-    """One start of one rank."""
-
-    attempt: str
-    rank: int
-    generation: int
-    started_at: float = 0.0
-    places: dict[int, int] = field(default_factory=dict)
-    """Its rank in each of the newest generations that it was a member of."""
-    exit: Exit | None = None
-    has_joined: bool = False
-    has_entered: bool = False
-    """Its trainer takes part: its peers see whether it hangs."""
-    has_progressed: bool = False
-    killed_for: str = ""
-    """Why the household itself killed it: `hang`, `late`, or `others` when it could not stay without them."""
-    is_saver: bool = False
-
-
 class Upkeep:
     """The household's members and what follows from what happens to them."""
 
     def __init__(self, num_ranks: int, run: str = "local") -> None:
-        self.num_ranks = num_ranks
-        self.run = run
-        self.generation = 0
-        self.members: dict[int, Member] = {}
-        """The newest start of each rank."""
+        self.members = Members(num_ranks, run)
+        self.failures = Failures(num_ranks)
         self.end: End | None = None
         """How the household will end; once set nobody is started any more."""
         self.is_over = False
-        self._num_starts = 0
         self._can_join = False
         """Whether the program was seen to join: then a newcomer that has not done so yet will."""
         self._stop_signal = 0
-        self.failures = Failures(num_ranks)
         self._blamed: int | None = None
         """The rank whose end is why the run cannot succeed."""
         self._bad_exits: dict[int, Exit] = {}
@@ -190,8 +139,8 @@ class Upkeep:
             self._training.is_closed = True  # it has finished, or has failed to save and says why
         if member.is_saver:
             self._note_saver_end(member, at)
-        frame = self.peer_frame(member)
-        actions: list[Action] = [Tell(other.attempt, frame) for other in self._living()]
+        frame = member.peer_frame()
+        actions: list[Action] = [Tell(other.attempt, frame) for other in self.members.living()]
         if self.end is None and not self._stop_signal and not exit.is_well:
             actions += self._count(member, at)
         return actions + self._go_on(at)
@@ -211,20 +160,24 @@ class Upkeep:
         elif what == "suspect":
             return self._suspect(message)
         elif what == "fail" and self.end is None:
-            reason = str(message.get("reason") or "no reason given")
-            rank = message.get("rank")
-            if isinstance(rank, int):
-                self._blamed = rank
-                return self._finish(End(1, f"the run cannot succeed: {reason}"))
-            # What a rank raised was only named when it was started again: here it is shown whole.
-            error = self.failures.last_error
-            last = error.strip().rpartition("\n")[2]
-            cause = error if last and last in reason else ""
-            wanted, what = message.get("code"), f"the run cannot succeed: {reason}"
-            if isinstance(wanted, int) and 0 < wanted < 256:
-                return self._finish(End(wanted, what, cause, is_refusal=True))
-            return self._finish(End(1, what, cause))
+            return self._finish(self._end_as_told(message))
         return []
+
+    def _end_as_told(self, message: Mapping[str, Any]) -> End:
+        """A member says that the run cannot succeed, or what is wrong with its input."""
+        reason = str(message.get("reason") or "no reason given")
+        text = f"the run cannot succeed: {reason}"
+        rank, code = message.get("rank"), message.get("code")
+        if isinstance(rank, int):
+            self._blamed = rank
+            return End(1, text)
+        # What a rank raised was only named when it was started again: here it is shown whole.
+        error = self.failures.last_error
+        last = error.strip().rpartition("\n")[2]
+        cause = error if last and last in reason else ""
+        if isinstance(code, int) and 0 < code < 256:
+            return End(code, text, cause, is_refusal=True)
+        return End(1, text, cause)
 
     def _note_training(self, member: Member, message: Mapping[str, Any], at: float) -> list[Action]:
         """What a member's trainer says of itself."""
@@ -243,7 +196,7 @@ class Upkeep:
     def interrupted(self, number: int, at: float = 0.0) -> list[Action]:
         """A person or the system asks the household to stop: first gently, then at once."""
         self._remember(f"interrupted {number}")
-        living = self._living()
+        living = self.members.living()
         if self._stop_signal:
             self._training.is_closed = True
             return [Signal(member.attempt, SIGKILL) for member in living]
@@ -260,35 +213,9 @@ class Upkeep:
         self._remember(f"passed {at:.3f}")
         return self._go_on(at)
 
-    # --- what a process that has just connected must know -------------------------------------------
-
     def welcome_frames(self, attempt: str) -> list[dict[str, Any]]:
-        """What was told to others before this process could hear it."""
-        member = self._member(attempt, f"welcome {attempt}")
-        ends = [other for other in self.members.values() if other.exit is not None]
-        frames = [self.peer_frame(other) for other in ends]
-        if member.generation > min(member.places):
-            frames.append(self.reform_frame(member))
-        return frames
-
-    def peer_frame(self, member: Member) -> dict[str, Any]:
-        """Tells the others of an end."""
-        assert member.exit is not None
-        return {
-            "type": "peer",
-            "attempt": member.attempt,
-            "rank": member.rank,
-            "index": member.rank,
-            "generation": member.generation,
-            "places": [[generation, rank] for generation, rank in member.places.items()],
-            "code": member.exit.code,
-            "signal": member.exit.signal,
-        }
-
-    def reform_frame(self, member: Member) -> dict[str, Any]:
-        """Tells a member its place in the present generation."""
-        place = {"generation": member.generation, "rank": member.rank, "world_size": self.num_ranks}
-        return {"type": "told", "message": {"tell": "reform", **place}}
+        """What a process that has just connected must know: it was told to others before."""
+        return self.members.welcome_frames(self._member(attempt, f"welcome {attempt}"))
 
     # --- decisions ------------------------------------------------------------------------------------
 
@@ -296,27 +223,27 @@ class Upkeep:
         """What the present state asks for."""
         if self.is_over:
             return []
-        living = self._living()
+        living = self.members.living()
         if self.end is not None or self._stop_signal:
             self._retry_at = None
             if living and self._kill_at is not None and self._kill_at <= at:
-                self._kill_at = at + _GRACE_SECONDS
-                return [self._end_late(member) for member in living]
+                self._kill_at = at + GRACE_SECONDS
+                return [_kill(member, "late") for member in living]
             if living:
                 return []
             if self._needs_saver():
                 return self._start_saver(at)
             return self._close(self._failed() if self.end is not None else self._stopped())
-        if all(member.exit is not None and member.exit.is_well for member in self.members.values()):
+        if all(member.has_ended_well for member in self.members):
             return self._close(End(0))
         overdue = self._end_overdue(at)
         if overdue:
             return overdue
-        if not any(member.exit is not None and not member.exit.is_well for member in self._all()):
+        if not any(member.has_failed for member in self.members):
             return []
         staying = [m for m in living if m.has_joined or self._can_join]
         if len(staying) < len(living):
-            return [self._end_for_others(m) for m in living if not (m.has_joined or m.killed_for)]
+            return [_kill(m, "others") for m in living if not (m.has_joined or m.killed_for)]
         if any(member.killed_for for member in living):
             return []  # its end is awaited first: a generation begins when all who leave are reaped
         if self._retry_at is not None and at < self._retry_at:
@@ -325,43 +252,24 @@ class Upkeep:
 
     def _form(self, at: float) -> list[Action]:
         """The next generation: survivors are told, all other places get a new process."""
-        self.generation += 1
         self._retry_at = None
-        actions: list[Action] = []
-        for rank in range(self.num_ranks):
-            member = self.members.get(rank)
-            if member is not None and member.exit is None:
-                member.generation = self.generation
-                member.places[self.generation] = rank
-                if len(member.places) > _MOST_PLACES:
-                    del member.places[min(member.places)]
-                actions.append(Tell(member.attempt, self.reform_frame(member)))
-            else:
-                new = self._enroll(rank, at)
-                actions.append(Start(new.attempt, rank, self.generation, self.num_ranks))
-        self._remember(f"formed {self.generation}")
+        members = self.members
+        survivors, new = members.form(at)
+        actions: list[Action] = [Tell(m.attempt, members.reform_frame(m)) for m in survivors]
+        actions += [Start(m.attempt, m.rank, m.generation, members.num_ranks) for m in new]
+        self._remember(f"formed {members.generation}")
         return actions
-
-    def _enroll(self, rank: int, at: float) -> Member:
-        """A new process for a rank of the present generation."""
-        self._num_starts += 1
-        attempt = f"{self.run}-{rank}-{self._num_starts}"
-        places = {self.generation: rank}
-        self.members[rank] = Member(attempt, rank, self.generation, at, places)
-        return self.members[rank]
 
     def _start_saver(self, at: float) -> list[Action]:
         """Nobody is left who could save: one process, alone, finds the state, saves it and leaves."""
         if self._kill_at is not None:
             self._kill_at = at + self._entries.saver_seconds()
-        self.generation += 1
-        new = self._enroll(0, at)
-        new.is_saver = True
+        new = self.members.form_of_saver(at)
         self._remember(f"saver {new.attempt}")
-        return [Start(new.attempt, 0, self.generation, 1, is_saving=True)]
+        return [Start(new.attempt, 0, new.generation, 1, is_saving=True)]
 
     def _needs_saver(self) -> bool:
-        ended_well = {m.attempt: m.exit is not None and m.exit.is_well for m in self._all()}
+        ended_well = {member.attempt: member.has_ended_well for member in self.members}
         return self._training.needs_saver(ended_well)
 
     def _note_saver_end(self, member: Member, at: float) -> None:
@@ -377,7 +285,7 @@ class Upkeep:
 
     def _expected(self) -> list[tuple[float, Member]]:
         """When each member that has not come to train should have."""
-        late = [m for m in self._living() if not (m.has_entered or m.killed_for)]
+        late = [m for m in self.members.living() if not (m.has_entered or m.killed_for)]
         found = ((self._entries.expected_at(member.started_at), member) for member in late)
         return [(at, member) for at, member in found if at is not None]
 
@@ -385,11 +293,9 @@ class Upkeep:
         """A member that hangs before it trains is known to no peer: it is killed here."""
         actions: list[Action] = []
         for member in [member for due, member in self._expected() if due <= at]:
-            member.killed_for = "hang"
             seconds = at - member.started_at
             reason = f"rank {member.rank} has not come to train in {seconds:.0f} s, as others have"
-            kill = Signal(member.attempt, SIGKILL)
-            actions += [TakeStacks(reason), Announce(f"{reason}; it is killed"), kill]
+            actions += _kill_hung(member, reason)
         return actions
 
     def _count(self, member: Member, at: float) -> list[Action]:
@@ -402,12 +308,11 @@ class Upkeep:
         if not failure:
             return []
         life = self._life_of(member, at)
-        self.failures.add(failure, at, life, self.generation)
+        self.failures.add(failure, at, life, self.members.generation)
         who = f"rank {member.rank} {exit.describe()}"
         why = self.failures.why_given_up(failure, life)
         if why:
-            code = exit.code if exit.code is not None else 128 + (exit.signal or 0)
-            return self._give_up(End(code, f"{who}; {why}", exit.error), at)
+            return self._give_up(End(exit.shell_code, f"{who}; {why}", exit.error), at)
         wait = self.failures.wait_seconds()
         self._retry_at = at + wait if wait else self._retry_at
         which = self.failures.describe_restart(failure)
@@ -419,7 +324,7 @@ class Upkeep:
             error=member.exit.error,
             since=min(member.places),
             is_long=at - member.started_at >= LONG_SECONDS,
-            has_progressed=any(each.has_progressed for each in self._all()),
+            has_progressed=any(each.has_progressed for each in self.members),
         )
 
     def _classify(self, member: Member) -> str:
@@ -429,32 +334,19 @@ class Upkeep:
             return "hang" if member.killed_for == "hang" else ""
         if member.exit.signal in (SIGKILL, SIGTERM):
             return "host"
-        has_other = any(
-            other is not member and other.exit is not None and not other.exit.is_well
-            for other in self.members.values()
-        )
+        has_other = any(other.has_failed for other in self.members if other is not member)
         return "" if has_other and is_peer_loss(member.exit.error) else "user"
 
     def _suspect(self, message: Mapping[str, Any]) -> list[Action]:
         """A member does not answer the others: it is killed, so that its memory can be given away."""
         generation, rank = message.get("generation"), message.get("rank")
-        for member in self._living():
+        for member in self.members.living():
             if isinstance(generation, int) and member.places.get(generation) == rank:
                 if member.killed_for or self.end is not None:
                     return []
-                member.killed_for = "hang"
-                reason = f"rank {rank} hangs: {message.get('reason') or 'no reason given'}"
-                kill = Signal(member.attempt, SIGKILL)
-                return [TakeStacks(reason), Announce(f"{reason}; it is killed"), kill]
+                reason = message.get("reason") or "no reason given"
+                return _kill_hung(member, f"rank {rank} hangs: {reason}")
         return []
-
-    def _end_for_others(self, member: Member) -> Action:
-        member.killed_for = "others"
-        return Signal(member.attempt, SIGKILL)
-
-    def _end_late(self, member: Member) -> Action:
-        member.killed_for = "late"
-        return Signal(member.attempt, SIGKILL)
 
     def _give_up(self, end: End, at: float) -> list[Action]:
         """End it after too many failures; what was trained is saved, by those who live or by one more."""
@@ -462,14 +354,14 @@ class Upkeep:
         if not self._needs_saver():
             return self._finish(end)
         self.end = end
-        self._retry_at, self._kill_at = None, at + _GRACE_SECONDS
-        return [Signal(member.attempt, SIGTERM) for member in self._living()]
+        self._retry_at, self._kill_at = None, at + GRACE_SECONDS
+        return [Signal(member.attempt, SIGTERM) for member in self.members.living()]
 
     def _finish(self, end: End) -> list[Action]:
         """End all that live; the household is over when they are reaped."""
         self.end = end
         self._retry_at, self._training.is_closed = None, True
-        living = self._living()
+        living = self.members.living()
         if not living:
             return self._close(self._failed())
         return [Signal(member.attempt, SIGKILL) for member in living]
@@ -482,7 +374,7 @@ class Upkeep:
 
     def _stopped(self) -> End:
         """Asked to stop: not a success, and a failure if a process failed at leaving."""
-        for member in self.members.values():
+        for member in self.members:
             exit = member.exit
             if exit is not None and exit.code and exit.error:
                 who = f"rank {member.rank} {exit.describe()}"
@@ -493,27 +385,31 @@ class Upkeep:
     def _close(self, end: End) -> list[Action]:
         exit = None if self._blamed is None else self._bad_exits.get(self._blamed)
         if exit is not None:
-            code = exit.code if exit.code is not None else 128 + (exit.signal or 0)
-            end = End(code, f"{end.text} (rank {self._blamed} {exit.describe()})", exit.error)
+            text = f"{end.text} (rank {self._blamed} {exit.describe()})"
+            end = End(exit.shell_code, text, exit.error)
         self.end = end
         self.is_over = True
         return [end]
 
-    # --- members ----------------------------------------------------------------------------------------
-
-    def _living(self) -> list[Member]:
-        return [member for member in self.members.values() if member.exit is None]
-
-    def _all(self) -> Iterable[Member]:
-        return self.members.values()
+    # --- the story ------------------------------------------------------------------------------------
 
     def _member(self, attempt: str, event: str) -> Member:
         self._remember(event)
-        for member in self.members.values():
-            if member.attempt == attempt:
-                return member
-        raise InvariantError(f"no member is {attempt}", story=self._story)
+        member = self.members.find(attempt)
+        if member is None:
+            raise InvariantError(f"no member is {attempt}", story=self._story)
+        return member
 
     def _remember(self, event: str) -> None:
         self._story.append(event)
         del self._story[:-_MOST_STORY]
+
+
+def _kill(member: Member, why: str) -> Signal:
+    member.killed_for = why
+    return Signal(member.attempt, SIGKILL)
+
+
+def _kill_hung(member: Member, reason: str) -> list[Action]:
+    kill = _kill(member, "hang")
+    return [TakeStacks(reason), Announce(f"{reason}; it is killed"), kill]

@@ -1,7 +1,8 @@
 import pytest
 
 from argosy.worker.failures import LONG_SECONDS, Failures, Life
-from argosy.worker.upkeep import Exit, Start, Upkeep
+from argosy.worker.members import Exit
+from argosy.worker.upkeep import Start, Upkeep
 
 SAID = "Traceback\nConnectionError: the server hung up"
 

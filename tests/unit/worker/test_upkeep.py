@@ -3,12 +3,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.errors import InvariantError
+from argosy.worker.members import Exit
 from argosy.worker.upkeep import (
     SIGINT,
     SIGKILL,
     Announce,
     End,
-    Exit,
     Signal,
     Start,
     TakeStacks,
