@@ -11,11 +11,12 @@ from typing import Any
 from argosy import __version__
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect, is_up
+from argosy.cli.farewell import Ended, Farewell, told
 from argosy.cli.paint import Paint, duration, size
 from argosy.cli.progress import Progress
 from argosy.control.home import open_cluster
 from argosy.control.submission import await_controller, bring_up, sweep_leftovers
-from argosy.errors import ClusterError
+from argosy.errors import ArgosyError, ClusterError
 
 NOT_RUNNING = 3
 DOWN_SECONDS = 60.0
@@ -65,10 +66,19 @@ def down(arguments: Arguments) -> int:
         sweep_leftovers(controller.cluster)
         return _say(arguments, "no cluster was running")
     with Progress().during("stopping the cluster"):
+        farewell = _farewell(controller) if is_forced else None
         controller.post("/v1/down", {"force": is_forced})
         _await_end(controller, list(_pids(found)))
         sweep_leftovers(controller.cluster)
-    return _say(arguments, "cluster stopped")
+    return _say(arguments, "cluster stopped", farewell.ended() if farewell else [])
+
+
+def _farewell(controller: Controller) -> Farewell | None:
+    """What the runs leave behind is good to know; that it cannot be told keeps nothing from ending."""
+    try:
+        return Farewell(controller)
+    except ArgosyError:
+        return None
 
 
 def _end_if_silent(controller: Controller) -> bool:
@@ -127,8 +137,14 @@ def _version(status: dict[str, Any]) -> str:
     )
 
 
-def _say(arguments: Arguments, text: str) -> int:
-    print(json.dumps({"running": False, "said": text}) if arguments.get("json") else text)
+def _say(arguments: Arguments, text: str, runs: list[Ended] | None = None) -> int:
+    """With the runs that ended with the cluster."""
+    runs = runs or []
+    if arguments.get("json"):
+        ended = [run.as_json() for run in runs]
+        print(json.dumps({"running": False, "said": text, "runs": ended}))
+    else:
+        print("\n".join([*told(runs), text]))
     return 0
 
 

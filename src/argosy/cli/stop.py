@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import suppress
 from typing import Any
 
 from argosy.cli.arguments import Arguments, is_whole_number
-from argosy.cli.connection import Controller, Target, connect, describe_end, processes_of
+from argosy.cli.connection import (
+    MOST_LISTED,
+    Controller,
+    Target,
+    connect,
+    describe_end,
+    processes_of,
+)
 from argosy.cli.progress import Progress
 from argosy.control.submission import RunHandle
 from argosy.errors import ConfigError, NotFoundError
@@ -15,7 +23,37 @@ from argosy.errors import ConfigError, NotFoundError
 
 def stop(arguments: Arguments) -> int:
     """Gracefully: stop signal, grace, then the whole tree."""
+    if arguments.get("all"):
+        return _stop_all(arguments)
     return _end(arguments, hard=False)
+
+
+def _stop_all(arguments: Arguments) -> int:
+    """All are asked before any is waited for, so that they end side by side."""
+    if arguments.words:
+        raise ConfigError(f"both {arguments.word()} and --all", fix="leave one of them out")
+    controller = connect()
+    runs = controller.get(f"/v1/runs?all=0&limit={MOST_LISTED}")["runs"]
+    body = {"hard": False, "reason": arguments.get("reason") or "argosy stop --all"}
+    for view in runs:
+        with suppress(NotFoundError):  # it has ended by itself meanwhile
+            controller.post(f"/v1/runs/{view['run']}/stop", body)
+    if not arguments.get("no_wait"):
+        with Progress().during("waiting for all runs to end"):
+            handles = [RunHandle(view["run"], view["name"], controller.client) for view in runs]
+            runs = [handle.wait() for handle in handles]
+    if arguments.get("json"):
+        print(json.dumps({"runs": runs}))
+        return 0
+    for view in runs:
+        _say_end(arguments, controller, view, f"run {view['run']} {_told(view)}")
+    if not runs:
+        print("no run is alive")
+    return 0
+
+
+def _told(view: dict[str, Any]) -> str:
+    return str(view["outcome"] or "ended") if view["state"] == "ended" else "is being stopped"
 
 
 def kill(arguments: Arguments) -> int:

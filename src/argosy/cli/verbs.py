@@ -106,7 +106,13 @@ VERBS = (
         "down",
         "stop the local cluster; leaves nothing behind",
         entry="argosy.cli.cluster:down",
-        options=(Option("--force", "also when runs are alive: they are killed"), JSON),
+        options=(
+            Option(
+                "--force",
+                "also when runs are alive: they are stopped, and killed if that takes over 30 s",
+            ),
+            JSON,
+        ),
         examples=("argosy down --force",),
     ),
     Verb(
@@ -171,12 +177,13 @@ VERBS = (
         "end a run gracefully: stop signal, grace, then its whole tree",
         entry="argosy.cli.stop:stop",
         options=(
+            Option("--all", "every run that is alive"),
             Option("--no-wait", "return at once"),
             Option("--reason TEXT", "kept in the events"),
             JSON,
         ),
         details=_LIVING,
-        examples=("argosy stop train",),
+        examples=("argosy stop train", "argosy stop --all"),
     ),
     Verb(
         "kill",

@@ -306,9 +306,9 @@ class HttpApi:
         if alive and not body.force:
             raise _Conflict(
                 f"{len(alive)} runs are alive" if len(alive) > 1 else "1 run is alive",
-                fix="`argosy stop` first, or use `argosy down --force`",
+                fix="`argosy stop --all` first, or use `argosy down --force`",
             )
-        self._shutdown.begin("asked by a client")
+        self._shutdown.begin("argosy down --force" if body.force else "argosy down")
         return _answer({"ok": True}, 202)
 
     async def document(self, request: Request) -> Response:

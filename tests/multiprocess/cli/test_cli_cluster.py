@@ -31,9 +31,20 @@ def test_down_refuses_while_a_run_is_alive_unless_forced(fresh):
     refused = fresh("down", code=69)
     assert "alive" in refused.stderr
     assert "--force" in refused.stderr
+    assert "argosy stop --all" in refused.stderr
     assert os.path.exists(f"/proc/{process['pid']}")
-    fresh("down", "--force")
+    (ended,) = fresh.json("down", "--force")["runs"]
+    assert (ended["run"], ended["outcome"]) == (run, "stopped")
+    assert ended["reason"].startswith("argosy down --force")
     assert fresh.leftovers() == {}
+
+
+def test_all_runs_are_stopped_at_once(fresh):
+    runs = [fresh.detach("--", "sleep", "600") for _ in range(2)]
+    said = fresh("stop", "--all").stdout
+    assert all(f"run {run} stopped" in said for run in runs)
+    assert "no run is alive" in fresh("stop", "--all").stdout
+    fresh("down")
 
 
 def test_read_commands_start_nothing_and_say_how_to(fresh):

@@ -1,0 +1,90 @@
+"""Whoever takes a cluster down with its runs is told what they have saved; and all runs can be stopped at once."""
+
+import json
+
+from argosy.cli import stop as stopping
+from argosy.cli.app import find_verb, main
+from argosy.cli.arguments import parse
+from argosy.cli.farewell import Farewell, told
+
+ROLE = {"script": "train.py", "gang": True, "count": 2, "restart": "transient"}
+
+
+def view_of(tmp_path, run, *, gang):
+    directory = tmp_path / run
+    directory.mkdir()
+    roles = [{"role": "train", "gang": gang, "processes": []}]
+    return {"run": run, "name": f"n-{run}", "directory": str(directory), "roles": roles}
+
+
+class Answers:
+    """A controller with some runs that are alive."""
+
+    client = None
+
+    def __init__(self, views):
+        self.views = views
+        self.posted = []
+
+    def get(self, path):
+        if path.startswith("/v1/runs"):
+            return {"runs": self.views}
+        facts = [
+            {"kind": "run.submitted", "spec": {"roles": {"train": ROLE}}},
+            {"kind": "gang.bounded", "role": "train"},
+        ]
+        return {"events": [{"seq": 1, "at": 1.0, "fact": fact} for fact in facts]}
+
+    def post(self, path, body):
+        self.posted.append((path, body))
+
+
+def end(view, reason):
+    fact = {"kind": "run.ended", "outcome": "stopped", "reason": reason}
+    with open(f"{view['directory']}/end.json", "w", encoding="utf-8") as file:
+        json.dump({"seq": 9, "at": 9.0, "fact": fact}, file)
+
+
+def test_what_is_saved_while_the_cluster_ends_is_told(tmp_path):
+    trained, lost, plain, gone = (
+        view_of(tmp_path, run, gang=run != "r3") for run in ("r1", "r2", "r3", "r4")
+    )
+    farewell = Farewell(Answers([trained, lost, plain, gone]))
+    step = tmp_path / "r1" / "checkpoints" / "step-000000014"
+    step.mkdir(parents=True)
+    for view in (trained, plain):
+        end(view, "argosy down --force")
+    end(lost, "argosy down --force; nothing was saved at its end")
+    runs = farewell.ended()
+    assert told(runs) == [
+        "run r1 (n-r1) stopped",
+        f"step 14 is saved in {step}",
+        f"  go on: argosy run -n 2 train.py -- --resume {tmp_path / 'r1'}",
+        "run r2 (n-r2) stopped; nothing was saved at its end",
+        "run r3 (n-r3) stopped",
+        "run r4 (n-r4) ended",
+    ]
+    assert runs[0].as_json()["saved"]["step"] == 14
+    assert runs[2].as_json() == {
+        "run": "r3",
+        "name": "n-r3",
+        "outcome": "stopped",
+        "reason": "argosy down --force",
+        "saved": None,
+    }
+    assert told(runs * 20)[-1] == "and 60 more runs ended"
+
+
+def test_all_runs_are_asked_to_stop(tmp_path, monkeypatch, capsys):
+    views = [view_of(tmp_path, run, gang=False) | {"state": "running"} for run in ("r1", "r2")]
+    controller = Answers(views)
+    monkeypatch.setattr(stopping, "connect", lambda: controller)
+    verb, rest = find_verb(["stop", "--all", "--no-wait"])
+    assert stopping.stop(parse(verb, rest)) == 0
+    assert [path for path, _ in controller.posted] == ["/v1/runs/r1/stop", "/v1/runs/r2/stop"]
+    assert {body["reason"] for _, body in controller.posted} == {"argosy stop --all"}
+    assert capsys.readouterr().out.splitlines() == [
+        "run r1 is being stopped",
+        "run r2 is being stopped",
+    ]
+    assert main(["stop", "r1", "--all"]) == 64
