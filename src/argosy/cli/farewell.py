@@ -7,12 +7,12 @@ and what it has saved is in its directory afterwards.
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 from argosy.cli.connection import MOST_LISTED, Controller
 from argosy.cli.saves import Save, loss_of, newest_save
 from argosy.cli.why import read_events
+from argosy.telemetry.rundir import end_path
 
 _MOST_TOLD = 20
 
@@ -73,7 +73,7 @@ def _has_gang(view: dict[str, Any]) -> bool:
 
 def _read_end(directory: str) -> dict[str, Any]:
     try:
-        with open(os.path.join(directory, "end.json"), encoding="utf-8") as file:
+        with open(end_path(directory), encoding="utf-8") as file:
             fact: dict[str, Any] = json.load(file)["fact"]
             return fact
     except (OSError, ValueError, KeyError):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from argosy.cli.grammar import JSON, Option, Verb
 
+_STORE = (
+    "STORE is the directory that a program saves into, a run (its id, the beginning of one, its name, or its directory), or an address:\n"
+    "s3://bucket/prefix, gs://…, az://…, file:///directory."
+)
 _SECRET = Option("--secret FILE", "the key of an encrypted object store, 32 bytes")
 
 FILE_VERBS = (
@@ -56,9 +60,10 @@ FILE_VERBS = (
         "the checkpoints of a directory or an object store",
         entry="argosy.cli.checkpoint:ls",
         options=(_SECRET, JSON),
-        details="STORE is a directory, or an address: s3://bucket/prefix, gs://…, az://…, file:///directory.",
+        details=_STORE,
         examples=(
             "argosy checkpoint ls checkpoints",
+            "argosy checkpoint ls train",
             "argosy checkpoint ls s3://bucket/runs/one",
         ),
     ),
@@ -73,7 +78,7 @@ FILE_VERBS = (
             _SECRET,
             JSON,
         ),
-        details="STORE is a directory, a step-… directory itself, or an address.",
+        details="STORE is a directory, a step-… directory itself, a run, or an address.",
         examples=("argosy checkpoint show checkpoints 1000 --tensors",),
     ),
     Verb(

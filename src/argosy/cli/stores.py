@@ -1,4 +1,4 @@
-"""Which store and which checkpoint the words of a command name: a directory, a step of it, or an address of an object store.
+"""Which store and which checkpoint the words of a command name: a directory, a step of it, a run, or an address of an object store.
 
 Used by the verbs of `argosy checkpoint`.
 """
@@ -16,6 +16,9 @@ from argosy.checkpoint.tiers.remotes import RemoteListing
 from argosy.cli.arguments import Arguments, is_whole_number
 from argosy.errors import ArgosyError, ConfigError, NotFoundError
 
+_FOLDER = "checkpoints"
+"""Where a trainer saves, in its run's directory."""
+
 
 def store_of(arguments: Arguments) -> Listing:
     """A store that is there, on disk or in an object store."""
@@ -24,15 +27,31 @@ def store_of(arguments: Arguments) -> Listing:
 
 
 def store_on_disk(word: str) -> Listing:
-    """A directory that is there; a step-… directory stands for its store."""
+    """A directory that is there, or that of a run; a step-… directory stands for its store, a run's for its checkpoints."""
     path = Path(word)
     if not path.is_dir():
-        raise NotFoundError(
-            f"{word} is no directory", fix="give the directory that a run saves into"
-        )
+        return Listing(_store_of_run(word))
     if names.step_of(path.absolute().name) is not None:
-        path = path.absolute().parent
-    return Listing(path)
+        return Listing(path.absolute().parent)
+    below = path / _FOLDER
+    return Listing(below if below.is_dir() and not Listing(path).steps() else path)
+
+
+def _store_of_run(word: str) -> Path:
+    from argosy.cli.rundirs import find_run_directory
+
+    directory = None if "/" in word else find_run_directory(word)
+    if directory is None:
+        raise NotFoundError(
+            f"{word} is neither a directory nor a run",
+            fix="give the directory that a run saves into, or the run: `argosy ps --all` lists them",
+        )
+    if not (directory / _FOLDER).is_dir():
+        raise NotFoundError(
+            f"run {directory.name} has no checkpoints",
+            fix=f"if its program saves elsewhere, give that directory; the run's own is {directory}",
+        )
+    return directory / _FOLDER
 
 
 def path_of(word: str, usage: str) -> Path:
