@@ -38,6 +38,8 @@ class Attempt:
     planned_seq: int
     planned_at: float
     generation: int = 0
+    since: int = 0
+    """The first generation that it was a member of."""
     rank: int | None = None
     parked: bool = False
     saving: bool = False
@@ -198,6 +200,13 @@ class Role:
     """rank -> faults told to a process that ended before their time; its successor is told."""
     is_observable: bool = False
     has_started: bool = False
+    failed_generation: int = 0
+    """The last one whose failure was counted."""
+    failed_at: float = 0.0
+    said_generation: int = 0
+    """The last one that failed by its program, whose last words the history has."""
+    has_progressed: bool = False
+    """Somebody who was not there at that failure has shown progress."""
 
     @classmethod
     def of(cls, name: str, spec: RoleSpec) -> Role:
@@ -217,6 +226,11 @@ class Role:
         """Alive, neither told to end nor suspected, and its program takes part in a new generation in place."""
         is_well = attempt.exit is None and not attempt.stopping and attempt.suspected_at is None
         return is_well and (attempt.joined is not None or (self.can_join and not attempt.parked))
+
+    def note_progress(self, attempt: Attempt) -> None:
+        """It was made since the last failure if the process was not there then: what others tell late may be older."""
+        if attempt.since > self.failed_generation:
+            self.has_progressed = True
 
     def alive(self) -> list[Attempt]:
         """All attempts that are not reaped."""

@@ -6,10 +6,11 @@ stay alive and re-form in place, all others are ended and started again together
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from argosy.control.attempts import Attempt, Role, seats_of
 from argosy.control.restarts import (
+    TOGETHER_SECONDS,
     Life,
     Tally,
     describe,
@@ -22,6 +23,7 @@ from argosy.control.restarts import (
 )
 from argosy.protocol.facts import FailureClass, GenerationFormed
 from argosy.protocol.lastwords import last_words
+from argosy.protocol.peerloss import is_peer_loss
 
 __all__ = [
     "Decision",
@@ -180,7 +182,7 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
     staying = _resized(role, remaining)
     removed = set(remaining) - set(staying)
     failed = [a for a in broken if a.end == "failed" and a.index not in removed]
-    cause = _cause(failed)
+    cause = _cause(role, failed)
     why = _why(cause)
     leaving = _leaving(role, removed)
     if leaving:
@@ -199,7 +201,7 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
     if cause is None or cause.failure is None or cause.exit is None:
         size = f"resized from {len(role.members)} to {len(staying)}" if role.is_resizing else ""
         return Decision(members=staying, reason=size or "started again with the rest")
-    hopeless = why_hopeless(cause.exit, _life(role, cause)) if cause.failure == "user" else ""
+    hopeless = _why_hopeless(role, cause)
     if hopeless:
         return Decision(give_up=f"{role.name}/{cause.index} {why}; {hopeless}", cause=cause.id)
     tally = _tally(role, cause, cause.failure)
@@ -231,9 +233,37 @@ def _leaving(role: Role, removed: set[int]) -> list[Attempt]:
     ]
 
 
-def _cause(failed: list[Attempt]) -> Attempt | None:
-    exit = first_cause(a.exit for a in failed if a.exit is not None)
+def _cause(role: Role, failed: list[Attempt]) -> Attempt | None:
+    """Of a failure of its own rather than of what is left of the last one."""
+    fresh = [a for a in failed if not _is_aftermath(role, a) and not _has_lost_a_peer(a)]
+    exit = first_cause(a.exit for a in fresh or failed if a.exit is not None)
     return next((a for a in failed if a.exit is exit), None)
+
+
+def _is_aftermath(role: Role, attempt: Attempt) -> bool:
+    """It was there at the failure that was counted last, and has no other: survivors form a generation before they end, too."""
+    if attempt.failure != "user" or attempt.exit is None or role.has_progressed:
+        return False
+    said = last_words(attempt.exit.error)
+    if said and said == role.history.said:
+        return attempt.since <= role.said_generation  # else it is said again
+    is_near = attempt.exited_at - role.failed_at <= TOGETHER_SECONDS
+    return attempt.since <= role.failed_generation and (is_near or _has_lost_a_peer(attempt))
+
+
+def _has_lost_a_peer(attempt: Attempt) -> bool:
+    if attempt.failure != "user" or attempt.exit is None:
+        return False
+    return is_peer_loss(attempt.exit.error)
+
+
+def _why_hopeless(role: Role, cause: Attempt) -> str:
+    """Why no further start can help a program that has never done anything."""
+    if cause.failure != "user" or cause.exit is None or role.has_trained:
+        return ""
+    life = cause.life(role.spec.backoff.most_seconds)
+    is_ready = any(attempt.said_ready for attempt in members_of(role))
+    return why_hopeless(cause.exit, replace(life, has_progressed=life.has_progressed or is_ready))
 
 
 def _why(cause: Attempt | None) -> str:
@@ -241,15 +271,30 @@ def _why(cause: Attempt | None) -> str:
 
 
 def _tally(role: Role, cause: Attempt, failure: FailureClass) -> Tally:
+    if _is_aftermath(role, cause):
+        return role.history.standing(role.spec.budget, cause.exited_at, failure)
     return role.history.peek(role.spec.budget, cause.exited_at, failure, _life(role, cause))
 
 
 def _life(role: Role, cause: Attempt) -> Life:
-    """The generation's life: it progressed if any of its members did."""
+    """The gang's life since the last failure: it progressed if anybody did."""
     life = cause.life(role.spec.backoff.most_seconds)
-    has_progressed = any(a.said_ready or a.step is not None for a in members_of(role))
     said = last_words(cause.exit.error) if cause.exit is not None else ""
-    return Life(has_progressed=has_progressed, is_long=life.is_long, is_oom=life.is_oom, said=said)
+    return Life(
+        has_progressed=_has_progressed(role),
+        # A program that tells of its progress has made none by living.
+        is_long=life.is_long and not role.is_observable,
+        is_oom=life.is_oom,
+        said=said,
+    )
+
+
+def _has_progressed(role: Role) -> bool:
+    members = members_of(role)
+    if role.has_progressed or any(a.since > role.failed_generation for a in members):
+        return role.has_progressed
+    # All of them were there at the last failure, and told of their first steps before it.
+    return any(a.said_ready or a.step is not None for a in members)
 
 
 def _with_spares(role: Role, remaining: list[int], failed: list[Attempt]) -> list[int]:
@@ -290,10 +335,14 @@ def why_impossible(role: Role, fact: GenerationFormed) -> str:
 def fold_generation(role: Role, fact: GenerationFormed, at: float) -> None:
     """Count the failure that ended the last generation, and give survivors their new ranks."""
     if role.generation:
-        cause = _cause([a for a in members_of(role) if a.end == "failed"])
-        if cause is not None and cause.failure is not None:
+        cause = _cause(role, [a for a in members_of(role) if a.end == "failed"])
+        if cause is not None and cause.failure is not None and not _is_aftermath(role, cause):
             life = _life(role, cause)
             role.history.add(role.spec.budget, cause.exited_at, cause.failure, life)
+            role.failed_generation, role.failed_at = role.generation, cause.exited_at
+            if cause.failure == "user":
+                role.said_generation = role.generation
+            role.has_progressed = False
         # Smaller than before: what left does not come back as a spare either.
         if len(fact.members) < len(role.members):
             role.dropped |= set(role.members) - set(fact.members)

@@ -18,6 +18,8 @@ from argosy.protocol.peerloss import is_peer_loss
 
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 NOT_READY = "not ready in time"
+# Exits of one failure reach the log in any order within this time.
+TOGETHER_SECONDS = 2.0
 
 
 def policy_of(role: RoleSpec) -> Restart:
@@ -100,25 +102,37 @@ class History:
     fruitless: int = 0
     repeated: int = 0
     said: str = ""
-    """The last failure's words, if it made no progress."""
+    """The last words of the program's last failure, if nothing else has shown progress since."""
 
     def peek(self, budget: Budget, at: float, failure: FailureClass, life: Life) -> Tally:
         """The counts as they would be with this failure."""
-        since = at - budget.period_seconds
-        past = sum(1 for time in self.failures.get(failure, ()) if time > since)
         row, fruitless = self.row, self.fruitless
         if failure in ("user", "hang") or life.is_oom:
             row = 1 if life.has_progressed or life.is_long else row + 1
             fruitless = 0 if life.has_progressed else fruitless + 1
-        said = _words_that_count(failure, life)
-        repeated = (self.repeated + 1 if said == self.said else 1) if said else 0
-        return Tally(past + 1, row, fruitless, repeated)
+        repeated = 0
+        if failure == "user" and life.said:
+            is_again = life.said == self.said and not life.has_worked
+            repeated = self.repeated + 1 if is_again else 1
+        return Tally(self._count(budget, at, failure) + 1, row, fruitless, repeated)
+
+    def standing(self, budget: Budget, at: float, failure: FailureClass) -> Tally:
+        """The counts for one that belongs to the last failure and is counted with it."""
+        count = max(1, self._count(budget, at, failure))
+        return Tally(count, max(1, self.row), self.fruitless, self.repeated)
+
+    def _count(self, budget: Budget, at: float, failure: FailureClass) -> int:
+        since = at - budget.period_seconds
+        return sum(1 for time in self.failures.get(failure, ()) if time > since)
 
     def add(self, budget: Budget, at: float, failure: FailureClass, life: Life) -> None:
         """Fold the failure in."""
         tally = self.peek(budget, at, failure, life)
-        self.row, self.fruitless, self.repeated = tally.row, tally.fruitless, tally.repeated
-        self.said = _words_that_count(failure, life)
+        self.row, self.fruitless = tally.row, tally.fruitless
+        if failure == "user":
+            self.said, self.repeated = life.said, tally.repeated
+        elif life.has_worked:
+            self.said, self.repeated = "", 0
         times = self.failures.setdefault(failure, deque(maxlen=2048))
         times.append(at)
 
@@ -133,13 +147,10 @@ class Life:
     said: str = ""
     """The last line of the exception that ended it."""
 
-
-def _words_that_count(failure: FailureClass, life: Life) -> str:
-    """What a program that had done nothing yet said at its end."""
-    if failure != "user":
-        return ""
-    progress = life.has_progressed
-    return lastwords.words_that_count(life.said, is_long=life.is_long, has_progressed=progress)
+    @property
+    def has_worked(self) -> bool:
+        """Whether it told of it or not: what it says at its end is said for the first time."""
+        return self.has_progressed or self.is_long
 
 
 _FAILURES: dict[FailureClass, str] = {

@@ -168,6 +168,7 @@ class RunState:
             planned_seq=event.seq,
             planned_at=event.at,
             generation=fact.generation,
+            since=fact.generation,
             rank=fact.rank,
             parked=fact.parked,
             saving=fact.saving,
@@ -180,6 +181,7 @@ class RunState:
             raise self._impossible(f"{fact.attempt} is not parked")
         attempt.parked, attempt.released_at = False, event.at
         attempt.generation, attempt.rank = fact.generation, fact.rank
+        attempt.since = fact.generation
 
     def _fold_started(self, event: Event, fact: AttemptStarted) -> None:
         attempt = self._living(fact.attempt)
@@ -194,7 +196,9 @@ class RunState:
     def _fold_ready(self, event: Event, fact: AttemptReady) -> None:
         attempt = self._living(fact.attempt)
         attempt.said_ready = True
-        self.roles[attempt.role].is_observable = True
+        role = self.roles[attempt.role]
+        role.is_observable = True
+        role.note_progress(attempt)
 
     def _fold_joined(self, event: Event, fact: AttemptJoined) -> None:
         attempt = self._living(fact.attempt)
@@ -218,6 +222,7 @@ class RunState:
         attempt.step = fact.step
         role = self.roles[attempt.role]
         role.is_observable = role.has_trained = True
+        role.note_progress(attempt)
 
     def _fold_suspected(self, event: Event, fact: AttemptSuspected) -> None:
         attempt = self._living(fact.attempt)

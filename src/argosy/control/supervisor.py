@@ -16,6 +16,7 @@ from argosy.control import membership, saving
 from argosy.control.attempts import Attempt, Process, Role
 from argosy.control.identity import attempt_id
 from argosy.control.restarts import (
+    TOGETHER_SECONDS,
     Tally,
     describe,
     describe_restart,
@@ -42,8 +43,6 @@ from argosy.protocol.facts import (
     StopRequested,
 )
 
-# Exits of one failure reach the log in any order within this time.
-TOGETHER_SECONDS = 2.0
 # Stacks of a suspect's gang are waited for so long before it is killed without them.
 EVIDENCE_SECONDS = 1.0
 # A program whose other starts have joined, and that takes so long, hangs before it has said a word: no peer knows it.

@@ -25,9 +25,9 @@ def last_words(error: str) -> str:
     return exception_of(error).strip().rpartition("\n")[2]
 
 
-def words_that_count(said: str, *, is_long: bool, has_progressed: bool = False) -> str:
+def words_that_count(said: str, *, is_long: bool) -> str:
     """The last words of a program that had done nothing; one that lived long has worked, whether it told of steps or not."""
-    return "" if is_long or has_progressed else said
+    return "" if is_long else said
 
 
 def why_hopeless(error: str) -> str:

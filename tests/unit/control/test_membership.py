@@ -11,6 +11,7 @@ from argosy.protocol.facts import (
     AttemptReleased,
     Event,
     GenerationFormed,
+    StopRequested,
 )
 from argosy.protocol.messages import Hello, Wants
 from argosy.testing.scripted import ScriptedHost
@@ -334,6 +335,119 @@ def test_an_error_that_is_not_repeated_in_a_row_is_tried_again(between):
         host.advance(5.0)
         host.start()
     assert host.ended is None
+
+
+BUG = "Traceback\n  File x\nValueError: my bug"
+
+
+def stepped(host, *names):
+    for name in names:
+        host.report("progressed", name, step=1)
+
+
+def raised(host, *names, error=BUG):
+    for name in names:
+        host.exit(name, code=1, error=error)
+
+
+def stop_reason(host):
+    [stop] = host.facts(StopRequested)
+    return stop.reason
+
+
+def restarts(host):
+    return [fact.reason.rpartition("; ")[2] for fact in host.facts(GenerationFormed)[1:]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_raise_one_after_another_have_failed_once_and_the_second_time_is_the_last(rank):
+    host = ScriptedHost()
+    begin(host, joined=True, count=2)
+    stepped(host, "train.0.0", "train.1.0")
+    raised(host, "train.1.0", "train.0.0")
+    assert restarts(host) == ["restart 1 of 3"] * 2, "each end forms a generation of its own"
+    host.start()
+    raised(host, f"train.{rank}.1")
+    assert "twice in the same way without progress in between" in stop_reason(host)
+
+
+def test_a_slow_survivor_that_raises_the_same_belongs_to_the_first_failure_also_later():
+    host = ScriptedHost()
+    begin(host, joined=True, count=4, budget=Budget(user=1))
+    for index in range(4):
+        raised(host, f"train.{index}.0")
+        host.advance(5.0)
+    assert host.ended is None
+    assert restarts(host) == ["restart 1 of 1"] * 4
+
+
+def test_survivors_of_a_raise_that_lose_their_peer_are_part_of_it():
+    host = ScriptedHost()
+    begin(host, joined=True, count=2)
+    raised(host, "train.1.0")
+    host.advance(5.0)
+    raised(host, "train.0.0", error="RuntimeError: gloo: connection closed by peer")
+    host.start()
+    raised(host, "train.1.1")
+    assert "twice in the same way" in stop_reason(host)
+
+
+@pytest.mark.parametrize("who", ["train.0.0", "train.1.1"])
+def test_the_same_error_after_a_step_of_the_replacement_is_another_failure(who):
+    host = ScriptedHost()
+    begin(host, joined=True, count=2)
+    stepped(host, "train.0.0", "train.1.0")
+    raised(host, "train.1.0")
+    host.start()
+    host.report("joined", "train.1.1", generation=2)
+    stepped(host, "train.1.1")
+    raised(host, who)
+    assert restarts(host) == ["restart 1 of 3", "restart 2 of 3"]
+    assert host.ended is None
+
+
+def test_a_survivors_first_step_told_late_is_no_progress_since_the_failure():
+    host = ScriptedHost()
+    begin(host, joined=True, count=2)
+    raised(host, "train.1.0")
+    stepped(host, "train.0.0")
+    host.start()
+    raised(host, "train.1.1")
+    assert "twice in the same way" in stop_reason(host)
+
+
+@pytest.mark.parametrize("has_progressed", [False, True])
+def test_a_kill_between_two_like_failures_is_not_progress(has_progressed):
+    host = ScriptedHost()
+    begin(host, joined=True, count=2)
+    raised(host, "train.1.0")
+    host.start()
+    if has_progressed:
+        stepped(host, "train.1.1")
+    host.exit("train.0.0", signal=9)
+    host.start()
+    raised(host, "train.1.1")
+    assert bool(host.facts(StopRequested)) != has_progressed
+
+
+def test_without_restarts_an_end_just_after_another_is_not_followed_by_one_either():
+    host = ScriptedHost()
+    begin(host, joined=True, count=4, min=1, budget=Budget(user=0))
+    raised(host, "train.3.0", "train.2.0")
+    assert members(host) == [[0, 1, 2, 3], [0, 1, 2], [0, 1]]
+
+
+def test_a_trainer_that_takes_long_to_begin_has_made_no_progress_by_that():
+    host = ScriptedHost()
+    begin(host, joined=True, count=2)
+    stepped(host, "train.0.0", "train.1.0")
+    raised(host, "train.1.0", "train.0.0")
+    host.start()
+    for index in range(2):
+        host.report("joined", f"train.{index}.1", generation=3)
+    host.advance(300.0)
+    raised(host, "train.0.1")
+    assert "twice in the same way" in stop_reason(host)
 
 
 @pytest.mark.parametrize("reason", ["it progressed", "it lived long", "another error"])
