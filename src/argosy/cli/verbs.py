@@ -88,7 +88,8 @@ VERBS = (
             "The exit code is the first cause's: 0 only when the run succeeded, 128+n for signal n."
         ),
         examples=(
-            "argosy run train.py -n 4 -- --steps 100",
+            "argosy run train.py -n 4 --set steps=100",
+            "argosy run old_train.py -n 4 -- --lr 0.1",
             "argosy run -n 2 -- python old_train.py",
             "argosy run job.toml --set roles.train.count=8",
         ),

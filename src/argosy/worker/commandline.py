@@ -6,8 +6,10 @@ arguments. Everything that is wrong with the words is a ConfigError before anyth
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,8 +63,10 @@ class Options:
     is_help: bool = False
 
 
-def read_options(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
-    """The options in these words, after those that the run's environment carries."""
+def read_options(
+    arguments: Sequence[str], environment: Mapping[str, str], config_type: type[Any] | None = None
+) -> Options:
+    """The options in these words, after those that the run's environment carries; `config_type` serves better words for a refusal."""
     options = Options(overrides=_given_by_run(environment))
     words = list(arguments)
     while words:
@@ -77,7 +81,8 @@ def read_options(arguments: Sequence[str], environment: Mapping[str, str]) -> Op
         if flag.startswith("-n") and flag[2:].isdigit():
             flag, equals, value = "-n", "=", flag[2:]
         if flag not in _FLAGS:
-            raise ConfigError(f"unknown argument {word!r}", fix=_suggest(flag))
+            own = _own_key(flag, value if equals else "".join(words[:1]), config_type)
+            raise ConfigError(f"unknown argument {word!r}", fix=own or _suggest(flag))
         if not equals:
             if not words:
                 raise ConfigError(f"{flag} needs a value", fix="see --help")
@@ -117,6 +122,17 @@ def _note(options: Options, flag: str, value: str) -> None:
         raise ConfigError(f"{flag} is empty", fix="leave it out, or give it a value")
     else:
         setattr(options, name, value)
+
+
+def _own_key(flag: str, value: str, config_type: type[Any] | None) -> str:
+    """How `--steps 5` is said to a program whose config has that key; empty when it has not."""
+    key = flag.lstrip("-").replace("-", "_")
+    if not dataclasses.is_dataclass(config_type) or not isinstance(config_type, type):
+        return ""
+    if key not in (row[0] for row in describe_fields(config_type)):
+        return ""
+    value = "VALUE" if not value or value.startswith("--") else value
+    return f"did you mean --set {shlex.quote(f'{key}={value}')}?"
 
 
 def _suggest(flag: str) -> str:

@@ -168,6 +168,25 @@ def test_options_that_make_no_sense_are_refused(words, what, fix):
     assert fix in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["--depth", "4"], "did you mean --set depth=4?"),
+        (["--depth=4"], "did you mean --set depth=4?"),
+        (["--name", "x", "--stop-at", "7"], "did you mean --set stop_at=7?"),
+        (["--optimizer.learning_rate", "0.1"], "did you mean --set optimizer.learning_rate=0.1?"),
+        (["--corpus", "my file"], "did you mean --set 'corpus=my file'?"),
+        (["--is-tied"], "did you mean --set is_tied=VALUE?"),
+        (["--is-tied", "--seed", "1"], "did you mean --set is_tied=VALUE?"),
+        (["--epochs", "4"], "see --help"),
+    ],
+)
+def test_a_key_of_the_config_that_is_given_as_an_option_is_recognised(words, fix):
+    with pytest.raises(ConfigError, match="unknown argument") as caught:
+        read_options(words, {}, Config)
+    assert caught.value.fix == fix
+
+
 def test_a_spoilt_variable_of_the_run_is_named():
     with pytest.raises(ConfigError, match="ARGOSY_SET is not a JSON list"):
         read_options([], {"ARGOSY_SET": "{"})
