@@ -124,6 +124,14 @@ def release(name: str, *, timeout: float = SECONDS) -> None:
         raise ArenaGone(str(reply.get("error") or f"no arena {name!r}"))
 
 
+def end_run() -> None:
+    """Outside a cluster: the run of this process is over, and names of its arenas are free. Mappings and open grants stay valid."""
+    with _lock:
+        _drain()
+        for name in [name for name, one in _private.items() if one.scope == "run"]:
+            os.close(_private.pop(name).descriptor)
+
+
 def memfd(name: str, size: int) -> int:
     """A private memfd of fixed size that can still be sealed for reading."""
     try:

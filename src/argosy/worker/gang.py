@@ -56,6 +56,12 @@ def join(*, timeout: float = _JOIN_SECONDS) -> Gang:
     return _joined
 
 
+def leave() -> None:
+    """The run of this process is over: whoever joins next takes part in another one."""
+    global _joined
+    _joined = None
+
+
 def joined() -> Gang | None:
     """The gang that this process has joined; None if it has not."""
     return _joined if _joined is not None and _joined.is_own_process() else None

@@ -21,9 +21,11 @@ from typing import Any, NoReturn
 
 from argosy import __version__
 from argosy.errors import LEFT_CODE, REFUSALS, ArgosyError, ConfigError
+from argosy.move import broker
 from argosy.native import isa
 from argosy.protocol import link as links
 from argosy.worker import births, records, stops
+from argosy.worker import gang as gangs
 from argosy.worker.commandline import Options, help_text, read_options
 from argosy.worker.household import keep_house
 from argosy.worker.notices import say
@@ -57,7 +59,7 @@ def launch(
         raise ConfigError("launch was called in a thread", fix="call it in the main thread")
     is_member = links.is_under_argosy()
     try:
-        options = read_options(sys.argv[1:] if argv is None else argv, os.environ)
+        options = read_options(sys.argv[1:] if argv is None else argv, os.environ, config_type)
         if options.is_help:
             sys.stdout.write(help_text(config_type))
             return
@@ -97,6 +99,10 @@ def _run_here(main: Main, run: Run, *, is_member: bool) -> None:
         sys.exit(INTERRUPTED_CODE)
     finally:
         stops.forget()
+        if not is_member:
+            # A notebook, or a loop over settings: the next launch is another run.
+            gangs.leave()
+            broker.end_run()
 
 
 def _keep_house(main: Main, run: Run, num_ranks: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argosy.errors import ConfigError
 from argosy.worker import gang as gangs
 from argosy.worker.journal import Journal
 from argosy.worker.onces import run_once
@@ -84,6 +85,11 @@ class Run:
         """A trainer of this run; see `argosy.train.trainer.Trainer` for the arguments."""
         from argosy.train.trainer import Trainer
 
+        if self._trainer is not None:
+            raise ConfigError(
+                "this run has a trainer already: what it trains, its steps and its checkpoints are the run's",
+                fix="one trainer per run: launch(main) once for each, or several optimizers in one trainer",
+            )
         self._trainer = Trainer(self, **arguments)
         return self._trainer
 

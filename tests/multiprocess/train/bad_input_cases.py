@@ -26,6 +26,11 @@ def no_batch_size(run):
     run.trainer(model=network(), data=Numbers(), loss=classify, optimizer=adamw)
 
 
+def second_trainer(run):
+    train(run, network())
+    train(run, network())
+
+
 def lanes_as_text(run):
     train(run, network(), lanes="8")
 

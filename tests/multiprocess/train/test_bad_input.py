@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ REFUSED = {
     # case and ranks: exit code, what happened, the fix
     "indivisible:2": (64, "batch_size = 30 is not divisible by lanes = 8", "use 24 or 32"),
     "no_batch_size:1": (64, "batch_size = 0, lanes = 8", r"run\.trainer\(batch_size=32"),
+    "second_trainer:2": (64, "this run has a trainer already", "one trainer per run"),
     "lanes_as_text:1": (64, "lanes = '8' is not a whole number", "lanes=8"),
     "two_lanes:3": (64, "3 ranks for 2 lanes", "at most 2 ranks, or more lanes"),
     "misspelt:1": (64, "no argument 'batchsize'", "`batch_size`"),
@@ -116,6 +118,38 @@ def test_user_code_that_raises_again_ends_the_run_with_its_own_traceback_and_a_s
     assert "step 2, lane 5 raised on two ranks" in lane["errors"]
     assert lane["saves"] == ["step-000000002"], "the steps before are not lost"
     assert changed["saves"] == ["step-000000001"]
+
+
+def test_launches_of_one_process_are_runs_of_their_own(tmp_path):
+    program = tmp_path / "twice.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            import argosy as ar
+            from bad_input_cases import network, train
+
+            def main(run):
+                print(train(run, network())["digest"], run.directory.name)
+
+            ar.launch(main)
+            ar.launch(main)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(program), "-n", "1"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (line.split() for line in done.stdout.splitlines())
+    assert first[0] == second[0]
+    assert first[1] != second[1]
 
 
 def test_a_program_that_raises_at_import_says_so_once_and_starts_nothing(tmp_path):
