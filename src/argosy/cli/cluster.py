@@ -6,17 +6,19 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from argosy import __version__
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect, is_up
-from argosy.cli.farewell import Ended, Farewell, told
 from argosy.cli.paint import Paint, duration, size
 from argosy.cli.progress import Progress
 from argosy.control.home import open_cluster
 from argosy.control.submission import await_controller, bring_up, sweep_leftovers
 from argosy.errors import ArgosyError, ClusterError
+
+if TYPE_CHECKING:
+    from argosy.cli.farewell import Ended, Farewell
 
 NOT_RUNNING = 3
 DOWN_SECONDS = 60.0
@@ -75,6 +77,8 @@ def down(arguments: Arguments) -> int:
 
 def _farewell(controller: Controller) -> Farewell | None:
     """What the runs leave behind is good to know; that it cannot be told keeps nothing from ending."""
+    from argosy.cli.farewell import Farewell
+
     try:
         return Farewell(controller)
     except ArgosyError:
@@ -143,8 +147,12 @@ def _say(arguments: Arguments, text: str, runs: list[Ended] | None = None) -> in
     if arguments.get("json"):
         ended = [run.as_json() for run in runs]
         print(json.dumps({"running": False, "said": text, "runs": ended}))
-    else:
-        print("\n".join([*told(runs), text]))
+        return 0
+    if runs:
+        from argosy.cli.farewell import told
+
+        print("\n".join(told(runs)))
+    print(text)
     return 0
 
 
