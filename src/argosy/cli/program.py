@@ -202,6 +202,10 @@ def _apply_settings(spec: dict[str, Any], overrides: list[str]) -> dict[str, Any
     if own:
         import json
 
+        from argosy.cli.settings import check_takes_settings
+
+        if role.get("script"):
+            check_takes_settings(role["script"], own)
         role["env"] = {**role.get("env", {}), "ARGOSY_SET": json.dumps(own)}
     rest = [text for text in overrides if text not in own]
     return _override(spec, rest) if rest else spec

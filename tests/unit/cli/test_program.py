@@ -243,13 +243,46 @@ def test_a_misspelt_role_in_an_override_is_named(folder):
     assert "`train`" in error.fix
 
 
-def test_settings_of_a_script_go_to_the_script_and_those_of_a_role_to_the_spec():
+def test_settings_of_a_script_go_to_the_script_and_those_of_a_role_to_the_spec(folder):
+    (folder / "train.py").write_text("import argosy as ar\n")
     words = ["--set", "depth=4", "--set", "roles.main.nice=3", "--set", "name=a, b"]
     for made in (program("train.py", *words), program("-m", "json", *words)):
         role = made.spec["roles"]["main"]
         assert json.loads(role["env"]["ARGOSY_SET"]) == ["depth=4", "name=a, b"]
         assert role["nice"] == 3
     assert "'depth' is not key=value" in refusal("train.py", "--set", "depth").what
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("import torch, os\nfrom torch import nn\nprint(1)\n", True),
+        ("def f():\n    import json\n", True),
+        ("import argosy as ar\nar.launch(1)\n", False),
+        ("import torch\nimport mine\n", False),
+        ("from .mine import main\n", False),
+        ("import torch\nimport json\n__import__('mine')\n", False),
+        ("import os\nprint(os.environ['ARGOSY_SET'])\n", False),
+        ("import sys, torch\nsys.path.append('x')\n", False),
+        ("def f(:\n", False),
+    ],
+)
+def test_settings_of_a_script_that_certainly_has_no_config_are_refused(folder, text, is_refused):
+    (folder / "train.py").write_text(text)
+    if is_refused:
+        error = refusal("train.py", "-n", "2", "--set", "steps=3")
+        assert "--set steps=3: train.py has no config" in error.what
+        assert "train.py -- --steps 3" in error.fix
+        assert program("train.py", "--set", "roles.main.nice=3").spec["roles"]["main"]["nice"] == 3
+    else:
+        env = program("train.py", "--set", "steps=3").spec["roles"]["main"]["env"]
+        assert json.loads(env["ARGOSY_SET"]) == ["steps=3"]
+
+
+def test_a_module_beside_a_script_may_bring_its_config(folder):
+    (folder / "train.py").write_text("import datasets\n")
+    (folder / "datasets.py").write_text("import argosy\n")
+    assert "env" in program("train.py", "--set", "steps=3").spec["roles"]["main"]
 
 
 def test_a_command_has_no_settings_of_its_own():
