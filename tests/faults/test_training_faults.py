@@ -201,6 +201,8 @@ def test_a_rank_may_be_slow_raise_compute_nonsense_or_hang(train, reference):
     exits = facts_of(training, "attempt.exited")
     assert sum(fact.get("code") == 1 for fact in exits) == 2, "two exceptions"
     assert sum(fact.get("signal") == 9 for fact in exits) == 1, "one hang, ended by the runtime"
+    notes = [fact["text"] for fact in facts_of(training, "note") if fact["level"] == "warning"]
+    assert sum(text.startswith("step 10: loss or gradient was not finite") for text in notes) == 1
 
 
 def test_several_ranks_and_every_part_of_the_runtime_may_be_killed(train, reference, shared):

@@ -84,8 +84,8 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
         if _is_number(message.get("rank")):
             data["rank"] = message["rank"]
         return Observed(number=number, kind="gave_up", attempt=attempt, run=run, data=data)
-    if says == "error":
-        text = {"level": "error", "text": _text(message.get("text", ""))[:MOST_TEXT]}
+    if says in ("error", "warning"):
+        text = {"level": says, "text": _text(message.get("text", ""))[:MOST_TEXT]}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=text)
     return None
 

@@ -51,6 +51,9 @@ class Gang(Protocol):
     def suspect(self, rank: int, reason: str, *, pid: int = 0) -> None:
         """Ask for a rank to be killed and reaped."""
 
+    def warn(self, text: str) -> None:
+        """Tell of something that the run has survived."""
+
     def fail(self, reason: str, *, rank: int | None = None) -> None:
         """Ask for the run to be ended."""
 
@@ -89,6 +92,7 @@ class Crew:
         self._descriptors: dict[int, int] = {}
         self._pids: dict[int, int] = {}
         self._generation = -1
+        self._told = ""
         exchange.interrupt = self.look
 
     @property
@@ -174,6 +178,12 @@ class Crew:
         """Take the place in a newer generation when all of it have enlisted."""
         if self._is_next_ready():
             self.gang.take()
+
+    def tell(self, text: str) -> None:
+        """What all members find alike is told by one of them, once."""
+        if text and text != self._told and self.is_first_living:
+            self.gang.warn(text)
+        self._told = text or self._told
 
     def close(self) -> None:
         """Give the process descriptors back."""

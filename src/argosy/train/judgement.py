@@ -26,6 +26,20 @@ class Judge:
         self._settings = settings
         self._watch = guards.Watch(settings.guard)
 
+    @staticmethod
+    def remark(step: int, outcome: Outcome, attempt: int) -> str:
+        """What a person should hear of a step that was not as others, once its verdict is final; empty: nothing."""
+        if outcome["verdict"] == "go":
+            if not attempt:
+                return ""
+            return (
+                f"step {step}: loss or gradient was not finite; computed again by other ranks they are: "
+                "a fault of the machine, which has cost nothing else"
+            )
+        done = "is left out" if outcome["verdict"] == "skip" else "is undone with those before it"
+        again = ", also when computed again" if attempt else ""
+        return f"step {step}: loss {outcome['loss']:g}, gradient norm {outcome['norm']:g}{again}: it {done}"
+
     def judge(
         self, step: int, terms: Terms, votes: list[float], ledger: dict[str, Any], attempt: int
     ) -> Outcome:

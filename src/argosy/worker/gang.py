@@ -213,6 +213,13 @@ class Gang:
         elif path:
             say(f"step {step} is saved in {path}")
 
+    def warn(self, text: str) -> None:
+        """Tell whoever looks after the run of something that it has survived."""
+        if self._link is not None:
+            self._link.say({"say": "warning", "text": text[:_MOST_REASON]})
+        else:
+            say(text)
+
     def suspect(self, rank: int, reason: str, *, pid: int = 0) -> None:
         """Ask the runtime to take the stacks of all ranks, then to kill and reap this one; `lost()` shows when it is done.
 

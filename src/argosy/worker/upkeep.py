@@ -157,6 +157,8 @@ class Upkeep:
             self.failures.note_step()
         elif what in ("bounds", "enter", "saved"):
             return self._note_training(member, message, at)
+        elif what == "warning":
+            return [Announce(str(message.get("text") or ""))]
         elif what == "suspect":
             return self._suspect(message)
         elif what == "fail" and self.end is None:
