@@ -244,11 +244,21 @@ def _is_aftermath(role: Role, attempt: Attempt) -> bool:
     """It was there at the failure that was counted last, and has no other: survivors form a generation before they end, too."""
     if attempt.failure != "user" or attempt.exit is None or role.has_progressed:
         return False
-    said = last_words(attempt.exit.error)
+    said = _said(role, attempt)
     if said and said == role.history.said:
         return attempt.since <= role.said_generation  # else it is said again
     is_near = attempt.exited_at - role.failed_at <= TOGETHER_SECONDS
     return attempt.since <= role.failed_generation and (is_near or _has_lost_a_peer(attempt))
+
+
+def _said(role: Role, attempt: Attempt) -> str:
+    """The last words of its exception."""
+    exit = attempt.exit
+    if exit is None:
+        return ""
+    was_started = exit.code is not None or exit.signal is not None
+    # What has run before and cannot be started now is a matter of the host, and may pass.
+    return last_words(exit.error) if was_started or not role.has_trained else ""
 
 
 def _has_lost_a_peer(attempt: Attempt) -> bool:
@@ -279,13 +289,12 @@ def _tally(role: Role, cause: Attempt, failure: FailureClass) -> Tally:
 def _life(role: Role, cause: Attempt) -> Life:
     """The gang's life since the last failure: it progressed if anybody did."""
     life = cause.life(role.spec.backoff.most_seconds)
-    said = last_words(cause.exit.error) if cause.exit is not None else ""
     return Life(
         has_progressed=_has_progressed(role),
         # A program that tells of its progress has made none by living.
         is_long=life.is_long and not role.is_observable,
         is_oom=life.is_oom,
-        said=said,
+        said=_said(role, cause),
     )
 
 

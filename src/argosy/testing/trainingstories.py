@@ -67,7 +67,7 @@ class TrainingStory:
             count=count,
             min=random.randint(1, count),
             spares=random.choice([0, 0, 1]),
-            budget=Budget(user=1000, host=1000, hang=1000, no_progress=0),
+            budget=Budget(user=1000, host=1000, hang=1000, no_progress=0, same_error=0),
             backoff=Backoff(first_seconds=0.05, most_seconds=2.0),
             grace_seconds=5.0,
         )

@@ -119,6 +119,29 @@ def test_what_a_process_said_last_is_told_before_its_end(parts):
     worker.close()
 
 
+@pytest.mark.parametrize(
+    ("end", "is_guest", "error"),
+    [
+        ("1/0", False, "ZeroDivisionError: division by zero"),
+        ("1/0", True, ""),
+        ("raise SystemExit(3)", False, ""),
+    ],
+)
+def test_the_exception_that_a_command_printed_as_it_ended_is_in_its_exit(
+    parts, tmp_path, end, is_guest, error
+):
+    attempt = parts.enter(0)
+    attempt.is_guest = is_guest
+    attempt.order = {**order(0), "stderr": str(tmp_path / "err")}
+    with open(attempt.order["stderr"], "w") as file:
+        process = subprocess.Popen([sys.executable, "-S", "-c", end], stderr=file)
+    attempt.pid, attempt.pidfd = process.pid, os.pidfd_open(process.pid)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    parts.exits.observe(attempt)
+    assert parts.told[-1]["error"].rpartition("\n")[2] == error
+    process.returncode = 0
+
+
 def test_peers_with_a_link_are_told_of_an_end_and_nobody_else(parts):
     members = [parts.enter(index) for index in range(3)]
     other = parts.enter(0, role="eval")

@@ -437,6 +437,18 @@ def test_without_restarts_an_end_just_after_another_is_not_followed_by_one_eithe
     assert members(host) == [[0, 1, 2, 3], [0, 1, 2], [0, 1]]
 
 
+def test_a_program_that_has_trained_and_twice_cannot_be_started_is_tried_again():
+    host = ScriptedHost()
+    begin(host, joined=True, count=2)
+    stepped(host, "train.0.0", "train.1.0")
+    host.exit("train.1.0", signal=9)
+    for number in (1, 2):
+        host.exit(f"train.1.{number}", error="train.py: No such file or directory")
+        host.advance(5.0)
+    assert host.waiting() == ["train.1.3"]
+    assert restarts(host)[1:] == ["restart 1 of 3", "restart 2 of 3"]
+
+
 def test_a_trainer_that_takes_long_to_begin_has_made_no_progress_by_that():
     host = ScriptedHost()
     begin(host, joined=True, count=2)

@@ -23,6 +23,7 @@ from argosy.control.keeper.kernel import send_signal
 from argosy.control.keeper.loop import READ, URGENT
 from argosy.control.keeper.outbox import bounded_error
 from argosy.control.keeper.state import Keeper
+from argosy.control.keeper.tracebacks import UNCAUGHT_CODE, read_last_traceback
 
 _SWEEP_SECONDS = 30.0
 _REMOVE_TRIES = 20
@@ -249,6 +250,8 @@ class Exits:
             text = read_regular(path, _MOST_ERROR_FILE_BYTES)
             if text:
                 return text
+        if code == UNCAUGHT_CODE and not attempt.error and not attempt.is_guest:
+            return read_last_traceback(attempt.order.get("stderr") or "/dev/null")
         return attempt.error if code != 0 else ""
 
     def _remove_groups(self, attempt: Attempt, tries: int = _REMOVE_TRIES) -> None:
