@@ -6,6 +6,7 @@ anyway, and so is everybody told. Used by `argosy run` and `argosy attach`; fail
 
 from __future__ import annotations
 
+import os
 import sys
 
 from argosy.cli.paint import Paint, duration
@@ -26,6 +27,30 @@ def announce_success(view: dict[str, Any]) -> None:
     """That it has succeeded, and how long it took."""
     took = (view.get("ended_at") or 0.0) - (view.get("started_at") or view["submitted_at"])
     _say(view, f"{_name(view)} succeeded after {duration(took)}")
+
+
+def warn_of_input(descriptor: int = 0) -> None:
+    """What was piped into a command whose program does not get it, would be gone without a word."""
+    import stat
+
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode) or not _num_waiting(descriptor):
+            return
+    except OSError:
+        return  # closed: nothing can be lost
+    sys.stderr.write(
+        "argosy: what is piped in is not passed on: the program's stdin is empty; let it read a file\n"
+    )
+
+
+def _num_waiting(descriptor: int) -> int:
+    import array
+    import fcntl
+    import termios
+
+    found = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    return found[0]
 
 
 def _roles(view: dict[str, Any]) -> str:

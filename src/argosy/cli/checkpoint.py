@@ -22,7 +22,7 @@ from argosy.checkpoint.listings import Listing, Report
 from argosy.checkpoint.retention import Keep, check
 from argosy.cli.arguments import Arguments
 from argosy.cli.bars import byte_bar
-from argosy.cli.paint import Paint, duration, render_table, size
+from argosy.cli.paint import Paint, count, duration, render_table, size
 from argosy.cli.stores import (
     bytes_of,
     directory_of,
@@ -196,7 +196,7 @@ def diff(arguments: Arguments) -> int:
     changed = sorted(found["changed"], key=lambda one: (-_distance(one), one["name"]))
     shown = changed if arguments.get("all") else changed[:_SHOWN]
     print(
-        f"step {found['first']} to {found['second']}: {len(changed)} tensors changed, {found['unchanged']} did not"
+        f"step {found['first']} to {found['second']}: {count(len(changed), 'tensor')} changed, {found['unchanged']} did not"
     )
     if shown:
         rows = [
@@ -261,7 +261,7 @@ def take_in(arguments: Arguments) -> int:
         print(json.dumps(found))
     else:
         print(
-            f"{store / names.step_name(found['step'])}: {found['tensors']} tensors from {found['form']}, {size(found['bytes'])}"
+            f"{store / names.step_name(found['step'])}: {count(found['tensors'], 'tensor')} from {found['form']}, {size(found['bytes'])}"
         )
     return 0
 
@@ -322,7 +322,7 @@ def _tell_cleaned(cleaned: Cleaned, is_dry: bool) -> None:
     for text in cleaned.damaged:
         print(f"left alone: {text}")
     print(
-        f"{len(cleaned.removed)} checkpoints {would}, {size(cleaned.freed_bytes)}"
+        f"{count(len(cleaned.removed), 'checkpoint')} {would}, {size(cleaned.freed_bytes)}"
         + (
             f"; step {cleaned.verified} was read and is whole"
             if cleaned.verified is not None

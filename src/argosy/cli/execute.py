@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from argosy.cli.announce import warn_of_input
 from argosy.cli.arguments import Arguments
 from argosy.cli.connection import connect, processes_of
 from argosy.cli.output import write_all
@@ -31,6 +32,7 @@ def execute(arguments: Arguments) -> int:
     wants_tty = bool(arguments.get("tty")) and sys.stdin.isatty()
     body = {"argv": arguments.rest, "tty": wants_tty, "env": read_env(arguments)}
     started = controller.post(f"/v1/processes/{process['attempt']}/exec", body)
+    warn_of_input()
     if wants_tty and not converse(
         controller.cluster.keeper_socket, started["attempt"], started["stdout"]
     ):

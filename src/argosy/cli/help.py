@@ -38,7 +38,8 @@ def overview() -> str:
         "usage: argosy VERB [options]",
         "",
     ]
-    lines += [f"  {verb.name:<13} {verb.summary}" for verb in VERBS]
+    width = max(len(verb.name) for verb in VERBS)
+    lines += [f"  {verb.name:<{width}}  {verb.summary}" for verb in VERBS]
     lines += [
         "",
         "`argosy VERB --help` tells more. First steps:",

@@ -133,6 +133,11 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def count(number: int, what: str) -> str:
+    """`1 checkpoint`, `2 checkpoints`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def clock(at: float) -> str:
     """Wall-clock time of today's kind: `14:03:07.123`, local time."""
     import time

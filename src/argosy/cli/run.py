@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-from argosy.cli.announce import announce_start, announce_success
+from argosy.cli.announce import announce_start, announce_success, warn_of_input
 from argosy.cli.arguments import Arguments
 from argosy.cli.program import Program, read_program
 from argosy.cli.progress import Progress
@@ -34,6 +34,7 @@ def run(arguments: Arguments) -> int:
     program = read_program(arguments)
     cluster = open_cluster()
     handles = submit_program(program, cluster)
+    warn_of_input()
     if arguments.get("detach") or program.spec.get("service") or len(handles) != 1:
         print_handles(handles, arguments)
         return 0

@@ -80,7 +80,7 @@ VERBS = (
         details=(
             "Also: `argosy run [options] -m MODULE [-- ARGUMENTS]` and `argosy run [options] -- COMMAND...`.\n"
             "Paths are relative to the directory you are in, those in a SPEC.toml too.\n"
-            "The cluster is started on demand. Output goes to the terminal as it comes; stdin is empty, except with --tty.\n"
+            "The cluster is started on demand. Output goes to the terminal as it comes; stdin is empty, except with --tty; what is piped in is not passed on.\n"
             "Which run it is and how it ended is said on stderr; of a single process to a terminal alone, so that a file has its bytes.\n"
             "Ctrl-C stops the run gracefully, a second one kills it. When this command is killed the run goes on, unless\n"
             "--tied was given. Environment, directory and limits are your shell's; a script runs under the Python that has argosy,\n"

@@ -148,7 +148,9 @@ def judge_instructions(
         mend = f"unset {isa.VARIABLE}" if own and runs_bare else "export ONEDNN_MAX_CPU_ISA=AVX2"
         under = f" under {isa.VARIABLE}={chosen}" if chosen else ""
         return broken(name, f"{best}; a bf16 product{under} {with_cap}", mend)
-    speed = f"bf16 at {float(with_cap):.0f} GFLOPS on one thread"
+    measured = float(with_cap)
+    shown = f"{measured:.0f}" if measured >= 10 else f"{measured:.2g}"
+    speed = f"bf16 at {shown} GFLOPS on one thread"
     if own:
         return ok(name, f"{best}; {isa.VARIABLE}={own} is your own setting; {speed}")
     if cap and not runs_bare:

@@ -1,11 +1,12 @@
 """The lines around a run in the foreground: which one it is, where its output is, how it ended."""
 
 import io
+import os
 import sys
 
 import pytest
 
-from argosy.cli.announce import announce_start, announce_success
+from argosy.cli.announce import announce_start, announce_success, warn_of_input
 
 
 class Screen(io.StringIO):
@@ -50,3 +51,21 @@ def test_among_labelled_lines_it_is_told_to_a_file_too_and_how_the_parts_are_cal
 
 def test_the_bytes_of_a_single_process_are_alone_in_a_file(said):
     assert said(1, io.StringIO()) == ""
+
+
+def test_what_is_piped_in_and_not_passed_on_is_told(capsys, tmp_path):
+    reading, writing = os.pipe()
+    warn_of_input(reading)
+    assert capsys.readouterr().err == "", "nothing has come"
+    os.write(writing, b"bob\n")
+    warn_of_input(reading)
+    assert "not passed on" in capsys.readouterr().err
+    assert os.read(reading, 9) == b"bob\n", "it was not taken away"
+    os.close(writing)
+    warn_of_input(reading)
+    os.close(reading)
+    warn_of_input(reading)
+    (tmp_path / "file").write_text("x")
+    with (tmp_path / "file").open() as file:
+        warn_of_input(file.fileno())
+    assert capsys.readouterr().err == ""

@@ -213,6 +213,8 @@ def test_the_mend_of_a_misplaced_argument_is_the_whole_line_with_our_own_options
     ("line", "meant"),
     [
         ("run --nproc_per_node=4 train.py", "-n"),
+        ("run --rank 4 train.py", "-n"),
+        ("run --world_size 4 train.py", "-n"),
         ("run --max-restarts 2 train.py", "--restart"),
         ("run train.py --nproc-per-node 4", "-n"),
         ("run -d train.py", "--detach"),

@@ -21,6 +21,18 @@ def test_the_overview_names_every_verb():
         assert f"  {verb.name} " in overview()
 
 
+def test_the_overview_has_two_columns():
+    rows = [line for line in overview().splitlines() if line.startswith("  ")]
+    starts = [
+        row.index(verb.summary)
+        for verb in VERBS
+        for row in rows
+        if row.split("  ")[1] == verb.name and row.endswith(verb.summary)
+    ]
+    assert len(starts) == len(VERBS)
+    assert len(set(starts)) == 1
+
+
 @pytest.mark.parametrize(
     "kind",
     [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.ArgosyError)],

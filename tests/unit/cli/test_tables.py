@@ -3,7 +3,7 @@
 import io
 
 from argosy.cli import paint as painting
-from argosy.cli.paint import Paint, render_table
+from argosy.cli.paint import Paint, count, render_table
 from argosy.cli.ps import why_of
 from argosy.cli.queue import HEADERS, row_of
 
@@ -42,3 +42,8 @@ def test_an_end_is_told_in_the_words_of_why():
     assert why_of(process | {"signal": 15}, view) == "killed by SIGTERM"
     assert why_of(process | {"code": 0}, view) == "ended well"
     assert why_of(process, view) == "r"
+
+
+def test_one_is_told_as_one():
+    told = [count(number, "checkpoint") for number in (0, 1, 2)]
+    assert told == ["0 checkpoints", "1 checkpoint", "2 checkpoints"]

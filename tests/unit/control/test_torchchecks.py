@@ -2,6 +2,7 @@
 
 import pytest
 
+from argosy.control.hostchecks import judge_lookup
 from argosy.control.torchchecks import best_of, how_it_ended, judge_instructions, judge_kernels
 from argosy.native import loader
 
@@ -15,6 +16,17 @@ def judge(*, cap=None, own="", with_cap="80.5", without_cap="80.5"):
 def test_a_cpu_that_needs_no_cap_is_ok():
     check = judge()
     assert (check.state, check.mend) == ("ok", "")
+
+
+def test_a_slow_product_is_not_called_none():
+    assert "bf16 at 80 GFLOPS" in judge(with_cap="80.4").detail
+    assert "bf16 at 0.31 GFLOPS" in judge(with_cap="0.314").detail
+
+
+def test_an_address_without_a_name_is_not_said_to_be_itself():
+    assert "127.0.0.1 has no name, answered" in judge_lookup("::ffff:127.0.0.1", 0.01, "").detail
+    assert "127.0.0.1 is localhost, answered" in judge_lookup("localhost", 0.01, "").detail
+    assert judge_lookup("localhost", 60.0, "mend").state == "warning"
 
 
 def test_advertised_amx_that_dies_is_mended_for_ranks_and_said():
