@@ -31,7 +31,7 @@ def up(arguments: Arguments) -> int:
         is_new = bring_up(controller.cluster)
         status = await_controller(controller.cluster, with_host=True)
     if arguments.get("json"):
-        print(json.dumps({**status, "is_new": is_new}))
+        print(json.dumps({"running": True, **status, "is_new": is_new}))
         return 0
     print("cluster started" if is_new else "the cluster is already up")
     sys.stdout.write(render_status(status, controller, Paint(sys.stdout)))
@@ -44,7 +44,8 @@ def status(arguments: Arguments) -> int:
     with Progress().during("asking the controller"):
         found = is_up(controller)
     if arguments.get("json"):
-        print(json.dumps(found or {"running": False, "home": controller.cluster.home}))
+        home = {"running": False, "home": controller.cluster.home}
+        print(json.dumps({"running": True, **found} if found else home))
         return 0 if found else NOT_RUNNING
     if found is None:
         print(f"no cluster is running here (home {controller.cluster.home})")

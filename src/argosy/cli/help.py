@@ -75,11 +75,14 @@ def reference() -> str:
         "Exit codes: [exit-codes.md](exit-codes.md). Targets are `RUN[/ROLE[/INDEX]]`; RUN is an id, the beginning of one, or a",
         "name (the newest run of that name; for verbs that act on processes the newest that is alive). Every read command takes `--json`: stdout then holds JSON alone; what a program prints goes to stderr,",
         'and an error is `{"error": {"code": …, "message": …, "fix": …}}`, its code that of the command.',
+        "The shapes: [below](#json).",
         "",
     ]
     for verb in VERBS:
         parts += [f"## argosy {verb.name}", "", "```", verb_help(verb).rstrip(), "```", ""]
-    return "\n".join(parts).rstrip() + "\n"
+    from argosy.cli.shapes import describe_shapes
+
+    return "\n".join([*parts, *describe_shapes()]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     exit_code: int | None
     reason: str
-    first_cause: str
+    first_cause: str | None
     waiting: str
     submitted_at: float
     started_at: float | None
@@ -83,7 +83,7 @@ def run_view(supervisor: Supervisor, queue: Queue, runs_directory: str) -> RunVi
         outcome=ended.outcome if ended else "",
         exit_code=ended.exit_code if ended else None,
         reason=ended.reason if ended else (stop.reason if stop else ""),
-        first_cause=ended.first_cause if ended else "",
+        first_cause=(ended.first_cause or None) if ended else None,
         waiting=_why_run_waits(supervisor, queue),
         submitted_at=supervisor.submitted_at,
         started_at=supervisor.started_at,

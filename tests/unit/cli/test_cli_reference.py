@@ -6,7 +6,9 @@ import pytest
 
 from argosy import errors
 from argosy.cli.help import overview, reference
+from argosy.cli.shapes import PROCESS_FIELDS, RUN_FIELDS, SHAPES
 from argosy.cli.verbs import VERBS
+from argosy.control.views import ProcessView, RunView
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 
@@ -54,3 +56,9 @@ def test_exit_codes_that_a_verb_names_in_its_help_are_in_the_table():
             code = next(word for word in codes[verb.name].split() if word.isdecimal())
             row = next(row for row in rows if f"| {code} |" in row)
             assert f"`{verb.name}`" in row
+
+
+def test_the_shape_of_every_answer_in_json_is_described():
+    assert list(SHAPES) == [v.name for v in VERBS if any(o.name == "json" for o in v.options)]
+    assert RunView.__struct_fields__ == RUN_FIELDS
+    assert ProcessView.__struct_fields__ == PROCESS_FIELDS

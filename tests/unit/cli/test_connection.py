@@ -123,3 +123,17 @@ def test_to_act_a_name_means_the_newest_run_that_is_alive_and_to_look_the_newest
     host.exit("a.0.0", code=0)
     assert controller.resolve("job", to_act=True)[0].run == newer
     assert controller.resolve("", to_act=True)[0].run == newer
+
+
+def test_a_run_without_a_first_cause_says_null_and_not_an_empty_text():
+    host = ScriptedHost()
+    run = host.submit({"a": RoleSpec(command=["x"])})
+    controller = Answers(host.coordinator)
+    assert controller.run(run)["first_cause"] is None
+    host.start()
+    host.exit("a.0.0", code=0)
+    assert controller.run(run)["first_cause"] is None
+    host.run = failed = host.submit({"a": RoleSpec(command=["x"])})
+    host.start()
+    host.exit("a.0.0", code=1)
+    assert controller.run(failed)["first_cause"] == f"{failed}.a.0.0"
