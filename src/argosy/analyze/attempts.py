@@ -25,6 +25,7 @@ class Attempt:
         "exit",
         "exited_at",
         "fault",
+        "faults_met",
         "generation",
         "has_joined",
         "host",
@@ -64,6 +65,8 @@ class Attempt:
         self.suspicion = ""
         self.evidence = ""
         self.fault = ""
+        """What was broken on purpose and explains its end."""
+        self.faults_met: list[str] = []
         self.stop_reason = ""
         self.exit: dict[str, Any] | None = None
         self.exited_at = 0.0
@@ -104,6 +107,7 @@ class Attempts:
 
     def __init__(self) -> None:
         self.by_id: dict[str, Attempt] = {}
+        self._faults: dict[int, str] = {}
 
     def apply(self, event: EventObject) -> Attempt | None:
         """Note what the event says; returns the attempt it is about."""
@@ -113,6 +117,8 @@ class Attempts:
             self.by_id[fact["attempt"]] = Attempt(fact)
         if kind == "run.stop_requested" and fact.get("declared") and fact["cause"] in self.by_id:
             self.by_id[fact["cause"]].declared = fact["reason"]
+        if kind == "fault.injected":
+            self._faults[fact["number"]] = fact["fault"]
         attempt = self.by_id.get(fact.get("attempt", ""))
         if attempt is None:
             return None
@@ -122,8 +128,10 @@ class Attempts:
         elif kind == "attempt.released":
             attempt.rank, attempt.generation = fact.get("rank"), fact.get("generation", 0)
             attempt.is_parked = False
-        elif kind == "fault.injected":
-            attempt.fault = fact.get("fault", "")
+        elif kind == "fault.injected" and is_done_at_once(fact):
+            attempt.faults_met.append(fact["fault"])
+        elif kind == "fault.met" and fact["number"] in self._faults:
+            attempt.faults_met.append(self._faults[fact["number"]])
         elif kind == "attempt.joined":
             attempt.has_joined, attempt.generation = True, fact.get("generation", 0)
         elif kind == "attempt.stopping":
@@ -136,7 +144,27 @@ class Attempts:
         elif kind == "attempt.exited":
             attempt.exit = fact
             attempt.exited_at = fact.get("at") or event["at"]
+            attempt.fault = explaining_fault(fact, attempt.faults_met)
         return attempt
+
+
+def is_done_at_once(fault: dict[str, Any]) -> bool:
+    """Whether a rank is broken from outside, and not told to break itself later."""
+    is_signal = fault["fault"] in ("kill", "stop")
+    return is_signal and not fault.get("part") and fault.get("step") is None
+
+
+def explaining_fault(exit_fact: dict[str, Any], met: list[str]) -> str:
+    """The newest of the faults that a process has met by which it may have ended so; empty: it ended otherwise."""
+    if exit_fact.get("lost"):
+        return "the keeper was killed" if exit_fact.get("fault") else ""
+    if exit_fact.get("hung"):
+        kinds: tuple[str, ...] = ("stop", "slow")
+    elif exit_fact.get("signal") == signal.SIGKILL and not exit_fact.get("is_oom"):
+        kinds = ("kill",)
+    else:
+        kinds = ("raise", "nan") if exit_fact.get("code") else ()
+    return next((kind for kind in reversed(met) if kind in kinds), "")
 
 
 def read_attempts(events: list[EventObject]) -> Attempts:

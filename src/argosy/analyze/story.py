@@ -237,6 +237,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
     "attempt.suspected": lambda f, w: f"{w} is suspected to hang: {f['reason']}",
     "attempt.evidence": _evidence,
     "fault.injected": fault_sentence,
+    "fault.met": lambda f, w: f"fault {f['number']}: {w} has come to it",
     "attempt.planned": _planned,
     "attempt.released": lambda f, w: f"{w}: the spare joins generation {f['generation']}",
     "attempt.started": _started,

@@ -36,6 +36,10 @@ def show_evidence(view: dict[str, Any], cause: Attempt, paint: Paint) -> list[st
         lines.append(f"  {paint('log', 'dim')}: {path}")
     if cause.how == "fork" and not shown and (cause.exit or {}).get("signal") in CRASHES:
         lines.append("  fix: `--env PYTHONFAULTHANDLER=1` makes it tell where it crashed")
+    if (cause.exit or {}).get("lost") and view.get("outcome") == "failed":
+        lines.append(
+            "  fix: start it again; what is run with `--restart N` is started again by itself"
+        )
     if shown and shown[-1].startswith(_NEED_INPUT):
         lines.append("  fix: stdin is empty; `argosy run --tty` gives one process a terminal")
     return lines

@@ -237,6 +237,9 @@ class ClusterState:
     def _effect_fault(self, event: Event, supervisor: Supervisor, fact: FaultInjected) -> None:
         if fact.is_told:
             self._effect_attempt(event, supervisor, fact)
+        if fact.part == "keeper":
+            for state in self.hosts.values():
+                state.condemned = {state.keeper: fact.number}
 
     def _effect_admitted(self, event: Event, supervisor: Supervisor, fact: RunAdmitted) -> None:
         self.queue.admit(fact.run, fact.hosts)

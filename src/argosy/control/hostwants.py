@@ -18,6 +18,8 @@ class HostWants:
         self.host = host
         self.keeper = ""
         self.past_keepers: set[str] = set()
+        self.condemned: dict[str, int] = {}
+        """Keepers that were killed on purpose, by which fault."""
         self.cpus = 0
         self.memory_bytes = 0
         self.pid = 0

@@ -84,6 +84,9 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
         if _is_number(message.get("rank")):
             data["rank"] = message["rank"]
         return Observed(number=number, kind="gave_up", attempt=attempt, run=run, data=data)
+    if says == "fault" and _is_number(message.get("number")):
+        data = {"number": message["number"]}
+        return Observed(number=number, kind="met", attempt=attempt, run=run, data=data)
     if says in ("error", "warning"):
         text = {"level": says, "text": _text(message.get("text", ""))[:MOST_TEXT]}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=text)

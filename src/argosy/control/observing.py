@@ -24,6 +24,7 @@ from argosy.protocol.facts import (
     AttemptSuspected,
     Fact,
     FailureClass,
+    FaultMet,
     GangBounded,
     Note,
     PortsRefused,
@@ -77,6 +78,8 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
             return [AttemptEntered(attempt=name, run=run)]
         case "progressed" if attempt.step is None:
             return [AttemptProgressed(attempt=name, run=run, step=int(data.get("step") or 0))]
+        case "met" if any(fault.number == data["number"] for fault in attempt.faults):
+            return [FaultMet(attempt=name, run=run, number=data["number"])]
         case "hung" | "unready" if not attempt.stopping:
             # What was asked to end anyway does not fail by being slow about it.
             reason = str(data.get("reason") or observed.kind)
@@ -216,9 +219,11 @@ def lost_with_old_keeper(
             continue  # forgotten; the host has not confirmed yet that it is gone
         if attempt.is_alive and attempt.keeper != state.keeper:
             error = f"its keeper {attempt.keeper} is gone"
-            lost.append(
-                AttemptExited(attempt=name, run=supervisor.run, lost=True, error=error, at=now)
+            fault = state.condemned.get(attempt.keeper, 0)
+            exit = AttemptExited(
+                attempt=name, run=supervisor.run, lost=True, error=error, at=now, fault=fault
             )
+            lost.append(exit)
     return lost
 
 

@@ -33,6 +33,7 @@ from argosy.protocol.facts import (
     Event,
     EvidenceKept,
     FaultInjected,
+    FaultMet,
     GangBounded,
     GangResized,
     GenerationFormed,
@@ -243,6 +244,9 @@ class RunState:
             if not left:
                 del self.roles[fact.role].orphans[rank]
 
+    def _fold_met(self, event: Event, fact: FaultMet) -> None:
+        self._living(fact.attempt)
+
     def _fold_stopping(self, event: Event, fact: AttemptStopping) -> None:
         attempt = self._living(fact.attempt)
         if attempt.stopping == "kill" or attempt.stopping == fact.level:
@@ -369,6 +373,7 @@ _FOLDS: dict[type, Callable[[RunState, Event, Any], None]] = {
     AttemptSuspected: RunState._fold_suspected,
     EvidenceKept: RunState._fold_evidence,
     FaultInjected: RunState._fold_fault,
+    FaultMet: RunState._fold_met,
     AttemptStopping: RunState._fold_stopping,
     AttemptExited: RunState._fold_exited,
     StopRequested: RunState._fold_stop,

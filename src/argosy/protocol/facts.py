@@ -265,6 +265,15 @@ class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault.injected"):
         return not self.part and (self.step is not None or self.fault not in ("kill", "stop"))
 
 
+class FaultMet(Fact, frozen=True, kw_only=True, tag="fault.met"):
+    """A rank that was told a fault has come to it: it breaks itself now."""
+
+    run: str
+    attempt: str
+    number: int
+    """Of the fault."""
+
+
 class AttemptStopping(Fact, frozen=True, kw_only=True, tag="attempt.stopping"):
     """It was told to end: `term` = stop signal then, after the grace, the whole tree; `kill` = the tree at once."""
 
@@ -292,6 +301,8 @@ class AttemptExited(Fact, frozen=True, kw_only=True, tag="attempt.exited"):
     """Descendants that had to be killed."""
     at: float = 0.0
     """Wall-clock second at which the keeper saw it."""
+    fault: int = 0
+    """with lost: number of the fault by which its keeper was killed"""
 
 
 class StopRequested(Fact, frozen=True, kw_only=True, tag="run.stop_requested"):
@@ -369,6 +380,7 @@ AnyFact = (
     | AttemptSuspected
     | EvidenceKept
     | FaultInjected
+    | FaultMet
     | AttemptStopping
     | AttemptExited
     | StopRequested

@@ -256,6 +256,8 @@ class SimulatedKeeper:
             return
         process.faults.add(message["number"])
         name, seconds = process.attempt, 2.0 * self._draw(process.attempt, message["number"])
+        met = {"say": "fault", "number": message["number"]}
+        self.clock.call_later(seconds, lambda: self.say(process, met))
         if message["kind"] in ("kill", "stop"):
             self.clock.call_later(seconds, lambda: self.end(name, signal=9))
         elif message["kind"] == "raise":

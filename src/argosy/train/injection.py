@@ -25,6 +25,7 @@ class Fault(Protocol):
     step: int | None
     point: str | None
     seconds: float
+    number: int
 
 
 class Injector:
@@ -46,6 +47,7 @@ class Injector:
                 if fault.kind == "nan" and slot is None:
                     continue
                 self._pending.remove(fault)
+                self._gang.met(fault.number)
                 _carry_out(fault, slot)
 
 

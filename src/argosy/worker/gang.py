@@ -152,6 +152,11 @@ class Gang:
             told, self._faults = self._faults, []
         return told
 
+    def met(self, fault: int) -> None:
+        """Report that this process has come to the fault of this number, before it breaks."""
+        if self._link is not None:
+            self._link.say({"say": "fault", "number": fault})
+
     # --- the next generation --------------------------------------------------------------------
 
     def rejoin(self, *, timeout: float = _REJOIN_SECONDS) -> Gang:

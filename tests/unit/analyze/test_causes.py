@@ -76,7 +76,7 @@ def test_an_exception_outside_a_collective_beats_the_connection_errors_it_causes
 
 def test_an_end_of_its_own_is_not_said_to_follow_from_another():
     log = Log().gang(1.0, 1)
-    log.add(4.9, "fault.injected", attempt="a1.2", fault="kill")
+    log.add(4.9, "fault.injected", number=3, attempt="a1.2", fault="kill")
     log.exit(5.0, "a1.2", signal=9).exit(5.001, "a1.0", signal=10).exit(5.002, "a1.1", signal=9)
     log.exit(5.003, "a1.3", code=1, error=GLOO)
     (incident,) = find_incidents(log.events)
@@ -84,6 +84,38 @@ def test_an_end_of_its_own_is_not_said_to_follow_from_another():
     assert incident.collateral == (
         "rank 0 was killed by SIGUSR1 itself; rank 1 ended in the same way; rank 3 failed too after losing it"
     )
+
+
+def named_fault(*met, **how):
+    """Which fault `why` names when a rank that was told one of each kind has met these, and ended so."""
+    log = Log().gang(1.0, 1)
+    kinds = {"stop": 1, "kill": 2, "raise": 3, "nan": 4, "slow": 5}
+    for kind, number in kinds.items():
+        step = 10 * number
+        log.add(2.0, "fault.injected", number=number, attempt="a1.0", fault=kind, step=step)
+    for kind in met:
+        log.add(3.0, "fault.met", number=kinds[kind], attempt="a1.0")
+    (incident,) = find_incidents(log.exit(5.0, "a1.0", **how).events)
+    return incident.sentence.partition("a fault was injected: ")[2].rstrip(")")
+
+
+@pytest.mark.parametrize(
+    ("met", "how", "named"),
+    [
+        ((), {"signal": 9}, ""),
+        (("kill",), {"signal": 9}, "kill"),
+        (("slow",), {"signal": 9}, ""),
+        (("kill",), {"signal": 9, "is_oom": True}, ""),
+        (("stop",), {"signal": 9, "hung": True}, "stop"),
+        (("stop", "slow"), {"signal": 9, "hung": True}, "slow"),
+        (("slow", "raise"), {"code": 1, "error": "InjectedError: asked for"}, "raise"),
+        (("kill",), {"code": 1}, ""),
+        (("kill",), {"lost": True}, ""),
+        ((), {"lost": True, "fault": 9}, "the keeper was killed"),
+    ],
+)
+def test_only_a_fault_that_has_happened_and_explains_the_end_is_named(met, how, named):
+    assert named_fault(*met, **how) == named
 
 
 def test_who_failed_by_itself_was_not_stopped_by_argosy():

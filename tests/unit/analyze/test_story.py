@@ -17,6 +17,7 @@ SAMPLES = [
     facts.AttemptSuspected(attempt="a", run="r", by="b", generation=1, reason="silent"),
     facts.EvidenceKept(attempt="a", run="r", path="/stacks.json"),
     facts.FaultInjected(run="r", number=7, fault="slow", rank=2, step=3, seconds=1.5),
+    facts.FaultMet(run="r", attempt="a", number=7),
     facts.CommandAccepted(command="c", verb="stop", target="r"),
     facts.CommandDone(command="c", outcome="ok"),
     facts.RunSubmitted(

@@ -10,7 +10,7 @@ from argosy.analyze.attempts import Attempt, error_lines
 from argosy.cli import why as explaining
 from argosy.cli.app import find_verb
 from argosy.cli.arguments import parse
-from argosy.cli.evidence import is_same_error, log_tail, readable_lines
+from argosy.cli.evidence import is_same_error, log_tail, readable_lines, show_evidence
 from argosy.cli.paint import Paint
 from argosy.cli.why import explain, explain_failure
 
@@ -54,6 +54,19 @@ def test_overwritten_and_coloured_text_is_shown_as_it_was_seen():
         "100%",
         "bell\tx",
     ]
+
+
+@pytest.mark.parametrize(
+    ("exit_fact", "outcome", "is_told"),
+    [({"lost": True}, "failed", True), ({"lost": True}, "", False), ({"code": 1}, "failed", False)],
+)
+def test_a_run_that_was_lost_for_good_says_how_the_next_one_is_not(
+    tmp_path, attempt, exit_fact, outcome, is_told
+):
+    attempt.exit = exit_fact
+    view = {"directory": str(tmp_path), "outcome": outcome}
+    shown = "\n".join(show_evidence(view, attempt, Paint(io.StringIO())))
+    assert ("--restart N" in shown) == is_told
 
 
 def ended(code, *lines):

@@ -16,7 +16,7 @@ from argosy.control.faults import (
     left_over,
 )
 from argosy.errors import ConfigError, NotFoundError
-from argosy.protocol.facts import FaultInjected
+from argosy.protocol.facts import AttemptExited, FaultInjected, FaultMet
 from argosy.testing.scripted import ScriptedHost
 
 AT_ONCE = Backoff(first_seconds=0.0, jitter=0.0)
@@ -171,6 +171,36 @@ def test_parts_of_the_runtime_are_recorded_without_a_rank():
     [fault] = inject(host, FaultOrder(fault="kill", part="agent"))
     assert (fault.part, fault.attempt, fault.rank) == ("agent", "", None)
     assert not fault.is_told
+
+
+def test_a_rank_that_comes_to_its_fault_says_so_and_only_of_what_it_was_told():
+    host = begin()
+    [fault] = inject(host, FaultOrder(fault="nan", rank=2, step=5))
+    host.report("met", "train.2.0", number=fault.number)
+    host.report("met", "train.1.0", number=fault.number)
+    host.report("met", "train.2.0", number=fault.number + 1)
+    run = host.run
+    assert host.facts(FaultMet) == [
+        FaultMet(run=run, attempt=f"{run}.train.2.0", number=fault.number)
+    ]
+    host.restart_controller()
+
+
+def test_what_is_lost_with_a_keeper_that_was_killed_on_purpose_names_the_fault_in_every_run():
+    host = begin()
+    other = host.run
+    host.submit({"main": RoleSpec(command=["x"], restart="transient")})
+    host.start()
+    [fault] = inject(host, FaultOrder(fault="kill", part="keeper"))
+    host.restart_controller()
+    host.replace_keeper()
+    lost = {exit.run: exit.fault for exit in host.facts(AttemptExited)}
+    assert lost == {other: fault.number, host.run: fault.number}
+    before = len(host.facts(AttemptExited))
+    host.start()
+    host.replace_keeper()
+    later = {exit.fault for exit in host.facts(AttemptExited)[before:]}
+    assert later == {0}, "the next keeper ended by itself"
 
 
 def test_a_run_that_has_ended_cannot_be_broken():

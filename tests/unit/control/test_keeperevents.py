@@ -24,11 +24,17 @@ def test_whatever_a_program_says_can_be_told_to_the_controller(event):
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 63, 1 << 200, 1.5, "3", None])
-@pytest.mark.parametrize("said", ["step", "join"])
+@pytest.mark.parametrize("said", ["step", "join", "fault"])
 def test_a_number_beyond_bounds_is_not_told(said, number):
-    message = {"say": said, "step": number, "generation": number}
+    message = {"say": said, "step": number, "generation": number, "number": number}
     event = {**ATTEMPT, "event": "link", "message": message}
     assert observation_of(1, event, is_first_step=True) is None
+
+
+def test_a_fault_that_was_met_is_told():
+    event = {**ATTEMPT, "event": "link", "message": {"say": "fault", "number": 7}}
+    observed = observation_of(1, event)
+    assert (observed.kind, observed.data) == ("met", {"number": 7})
 
 
 def test_steps_and_joins_are_told():
