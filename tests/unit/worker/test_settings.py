@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from argosy.errors import ConfigError
 from argosy.worker.commandline import help_text, read_options
+from argosy.worker.launch import launch
 from argosy.worker.settings import (
     build_config,
     describe_fields,
@@ -190,3 +191,10 @@ def test_a_key_of_the_config_that_is_given_as_an_option_is_recognised(words, fix
 def test_a_spoilt_variable_of_the_run_is_named():
     with pytest.raises(ConfigError, match="ARGOSY_SET is not a JSON list"):
         read_options([], {"ARGOSY_SET": "{"})
+
+
+def test_launch_tells_how_a_key_of_its_config_is_set(capsys):
+    with pytest.raises(SystemExit) as caught:
+        launch(lambda run, config: None, Config, ["--depth", "4"])
+    assert caught.value.code == 64
+    assert "did you mean --set depth=4?" in capsys.readouterr().err
