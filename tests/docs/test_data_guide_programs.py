@@ -24,7 +24,7 @@ def test_programs_of_the_data_guide_run_as_shown(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     assert "torch.Size([4, 256]) torch.Size([4, 256])" in done.stdout

@@ -51,7 +51,7 @@ def test_every_verb_of_the_readme_is_known():
             [sys.executable, "-m", "argosy", verb, "--help"],
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=250,
         )
         assert done.returncode == 0, verb
 
@@ -86,7 +86,7 @@ def home(tmp_path):
 ARGOSY = [sys.executable, "-m", "argosy"]
 
 
-def run_quietly(command, home, directory, timeout=100):
+def run_quietly(command, home, directory, timeout=250):
     return subprocess.run(
         command,
         cwd=directory,
@@ -124,7 +124,7 @@ def test_the_readme_program_gives_the_same_state_with_a_killed_rank_and_on_other
     deadline = time.monotonic() + 60
     while run_quietly(fault, home, tmp_path).returncode:
         assert time.monotonic() < deadline
-    output, errors = killed.communicate(timeout=100)
+    output, errors = killed.communicate(timeout=250)
     assert killed.returncode == 0, errors
     assert "argosy: starting 4 ranks, generation 1" in errors
     assert "argosy: rank 2 killed by SIGKILL" in errors
@@ -150,7 +150,7 @@ def test_the_example_spec_runs_as_shown(home):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     assert "[client] the server answers 200" in done.stdout
@@ -158,7 +158,7 @@ def test_the_example_spec_runs_as_shown(home):
 
 @pytest.mark.multiprocess
 def test_the_demo_shows_equal_bits_after_a_kill_and_leaves_no_cluster(home, tmp_path):
-    done = run_quietly([*ARGOSY, "demo", "--quick", "--json"], home, tmp_path, timeout=150)
+    done = run_quietly([*ARGOSY, "demo", "--quick", "--json"], home, tmp_path, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["ok"]
@@ -184,7 +184,7 @@ def test_the_demo_leaves_nothing_behind_when_it_is_interrupted(home, tmp_path):
         if "step" in line:
             break
     demo.send_signal(signal.SIGINT)
-    demo.communicate(timeout=60)
+    demo.communicate(timeout=250)
     assert demo.returncode == 130
     assert list(scratch.glob("argosy*")) == []
     assert run_quietly([*ARGOSY, "status"], home, tmp_path).returncode == 3

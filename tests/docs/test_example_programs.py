@@ -28,7 +28,7 @@ def test_the_shared_step_ends_with_the_same_bits_on_any_ranks_and_after_a_death(
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=100,
+                timeout=250,
             )
             assert done.returncode == 0, done.stderr
             assert ("rank 2 killed by SIGKILL" in done.stderr) == bool(more)

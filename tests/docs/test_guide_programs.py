@@ -75,7 +75,7 @@ def test_programs_of_the_guides_run_as_shown(tmp_path):
         start_new_session=True,
     )
     try:
-        output, errors = driver.communicate(timeout=100)
+        output, errors = driver.communicate(timeout=250)
     except subprocess.TimeoutExpired:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.communicate()
@@ -101,7 +101,7 @@ def test_programs_with_arenas_run_as_shown_inside_a_run(tmp_path):
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=100,
+                timeout=250,
             )
             assert done.returncode == 0, done.stderr
     finally:

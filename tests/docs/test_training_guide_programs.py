@@ -32,7 +32,7 @@ def test_programs_of_the_training_guide_run_as_shown(tmp_path):
                 text=True,
             )
         )
-    ends = [process.communicate(timeout=100) for process in started]
+    ends = [process.communicate(timeout=250) for process in started]
     for process, (output, errors) in zip(started, ends, strict=True):
         assert process.returncode == 0, errors
         assert "loss" in output

@@ -21,7 +21,7 @@ def submitted(**roles):
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").write_text("import argosy")
 
     def roles_of(line):
         verb, rest = find_verb(shlex.split(line)[1:])
