@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 SEED   := 7
 # Whole files side by side, the long ones (processes, faults) first: most of their time is waiting.
-SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 help:           ## list the targets
 	sed -n 's/^\([a-z]*\): .*## \(.*\)/make \1\t\2/p; s/^\([a-z]*\):  *## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16 | sort -u
