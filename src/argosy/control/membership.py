@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from argosy.control.attempts import Attempt, Role, seats_of
 from argosy.control.restarts import (
-    TOGETHER_SECONDS,
     Life,
     Tally,
     describe,
@@ -22,7 +21,7 @@ from argosy.control.restarts import (
     why_hopeless,
 )
 from argosy.protocol.facts import FailureClass, GenerationFormed
-from argosy.protocol.lastwords import last_words
+from argosy.protocol.lastwords import TOGETHER_SECONDS, last_words
 from argosy.protocol.peerloss import is_peer_loss
 
 __all__ = [

@@ -18,8 +18,6 @@ from argosy.protocol.peerloss import is_peer_loss
 
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 NOT_READY = "not ready in time"
-# Exits of one failure reach the log in any order within this time.
-TOGETHER_SECONDS = 2.0
 
 
 def policy_of(role: RoleSpec) -> Restart:

@@ -16,7 +16,6 @@ from argosy.control import membership, saving
 from argosy.control.attempts import Attempt, Process, Role
 from argosy.control.identity import attempt_id
 from argosy.control.restarts import (
-    TOGETHER_SECONDS,
     Tally,
     describe,
     describe_restart,
@@ -42,6 +41,7 @@ from argosy.protocol.facts import (
     RunEnded,
     StopRequested,
 )
+from argosy.protocol.lastwords import TOGETHER_SECONDS
 
 # Stacks of a suspect's gang are waited for so long before it is killed without them.
 EVIDENCE_SECONDS = 1.0

@@ -17,6 +17,8 @@ _OF_THE_SOURCE = (
     "NameError",
 )
 """Exceptions that are a matter of the source: the same source raises them again."""
+TOGETHER_SECONDS = 2.0
+"""Ends that one failure causes come within this time, in any order."""
 _NUMBERS = {2: "twice", 3: "three times"}
 
 

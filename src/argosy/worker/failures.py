@@ -52,23 +52,36 @@ class Failures:
         self._repeats = 0
         """How often in a row these were the words."""
         self._fruitless = 0
+        self._counted = (0.0, 0, "")
+        """When the last failure of the program was counted, in which generation, and its last words while no step was made since."""
 
     def note_step(self) -> None:
         """The program makes progress."""
         self._words, self._words_at, self._repeats, self._fruitless = "", 0, 0, 0
+        self._counted = (*self._counted[:2], "")
 
     def add(self, failure: str, at: float, life: Life, generation: int) -> None:
         """Count one more, of a member of this generation."""
-        since = at - _BUDGET.period_seconds
-        self._times[failure] = [*(time for time in self._times[failure] if time > since), at]
         self._fruitless += 1
         self.last_error = life.error
+        if failure == "user":
+            if self._is_aftermath(at, life):
+                return
+            self._counted = at, generation, lastwords.last_words(life.error)
+        since = at - _BUDGET.period_seconds
+        self._times[failure] = [*(time for time in self._times[failure] if time > since), at]
         # Who was there at the last failure fails together with it: that is once.
         if failure == "user" and life.since > self._words_at:
             said = lastwords.last_words(life.error)
             said = lastwords.words_that_count(said, is_long=life.is_long)
             self._repeats = self._repeats + 1 if said and said == self._words else 1
             self._words, self._words_at = said, generation
+
+    def _is_aftermath(self, at: float, life: Life) -> bool:
+        """Whether it was there at the failure that was counted last and has no other: what all ranks raise has happened once."""
+        then, generation, said = self._counted
+        is_same = bool(said) and lastwords.last_words(life.error) == said
+        return life.since <= generation and (is_same or at - then <= lastwords.TOGETHER_SECONDS)
 
     def why_given_up(self, failure: str, life: Life) -> str:
         """Why there is no further start after the failure that was just counted; empty: there may be one."""

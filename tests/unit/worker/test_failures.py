@@ -41,6 +41,25 @@ def test_words_count_only_in_a_row_of_short_lives(between):
     assert fail(failures, *lives) == [""] * len(lives)
 
 
+def test_what_all_ranks_raise_is_one_failure():
+    failures = Failures(4)
+    for rank in range(4):
+        failures.add("user", 10.0 + rank / 10, life(since=1), 1 + rank)
+    for rank in range(4):
+        failures.add("user", 100.0 + rank, life(since=5), 5 + rank)
+    assert failures.statistics()["user"] == 2
+    assert "failed twice in the same way" in failures.why_given_up("user", life(since=5))
+
+
+def test_a_survivor_that_fails_after_a_step_or_later_in_another_way_is_counted():
+    failures = Failures(2)
+    failures.add("user", 10.0, life(since=1), 1)
+    failures.add("user", 20.0, life("ValueError: x", since=1), 2)
+    failures.note_step()
+    failures.add("user", 30.0, life("ValueError: x", since=1), 3)
+    assert failures.statistics()["user"] == 3
+
+
 def test_an_error_of_the_source_after_a_long_life_may_not_come_again():
     said = "NameError: name 'x' is not defined"
     assert fail(Failures(1), life(said, since=1)) != [""]
