@@ -80,6 +80,8 @@ def check_command(program: str, cwd: str, path: str) -> str:
     where = f"in {cwd}" if "/" in program else "on PATH"
     here = os.path.isfile(os.path.join(cwd, program))
     fix = f"it is in {cwd}: write ./{program}" if here else "check its name, or give its full path"
+    if program == "python":
+        fix = "write python3, or name the script alone: argosy run SCRIPT"
     raise ConfigError(f"there is no command {program!r} {where}", fix=fix)
 
 

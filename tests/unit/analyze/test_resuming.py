@@ -1,6 +1,7 @@
 """The line that goes on with a saved run starts the same thing again, or is not said."""
 
 import shlex
+import sys
 
 import msgspec
 import pytest
@@ -21,7 +22,9 @@ def submitted(**roles):
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "train.py").write_text("import argosy")
+    (tmp_path / "python").symlink_to(sys.executable)
 
     def roles_of(line):
         verb, rest = find_verb(shlex.split(line)[1:])
