@@ -7,6 +7,7 @@ the line and nothing else: what is being said is never worth the work of the ran
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 
@@ -19,9 +20,21 @@ def say(text: str) -> None:
 def show(text: str) -> None:
     """A text as it is, with a newline at its end."""
     # AttributeError: a program that was started without a stderr has None.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
-        sys.stderr.flush()
+    with contextlib.suppress(ValueError, AttributeError):
+        try:
+            sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
+            sys.stderr.flush()
+        except OSError as failure:
+            if failure.errno in (errno.EPIPE, errno.EIO):  # a full disk may have room again
+                _discard_errors()
+
+
+def _discard_errors() -> None:
+    """Nobody reads stderr any more: what is left in its buffer would fail again when Python ends, and cost the exit code."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
 
 
 def say_at_once(text: str) -> None:
