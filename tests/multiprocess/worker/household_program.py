@@ -31,9 +31,10 @@ def numbers(name="numbers"):
 
 
 def mark_and_wait(descriptor, rank, value, world_size=3):
+    """Until all have come so far; who was quick may be further."""
     os.pwrite(descriptor, bytes([value]), rank)
     wait_until(
-        lambda: os.pread(descriptor, world_size, 0) == bytes([value] * world_size),
+        lambda: min(os.pread(descriptor, world_size, 0)) >= value,
         f"{value} of all ranks, have {os.pread(descriptor, world_size, 0)}",
     )
 
