@@ -6,7 +6,6 @@ Pure but for checksums of memory at hand; the block writer adds cells, the manif
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +13,7 @@ import msgspec
 import numpy as np
 
 from argosy.checkpoint import checksums, tables
-from argosy.checkpoint.checksums import Table
+from argosy.checkpoint.checksums import Stretch, Table
 from argosy.checkpoint.tables import CellsWritten
 from argosy.errors import CheckpointDamaged
 
@@ -98,37 +97,17 @@ def stored_grid(shape: Sequence[int], item_bytes: int, bands: Bands, what: str) 
     return grid
 
 
-def cells_of_stretch(name: str, grid: Grid, start: int, stop: int, address: int) -> CellsWritten:
-    """Linear CRCs of the cells that bytes [start, stop) of a tensor, which lie at an address, are part of."""
-    total = grid.num_rows * grid.row_bytes
-    first, last = start // grid.group_bytes, -(-stop // grid.group_bytes)
-    found = np.zeros((last - first) * grid.count, dtype=np.uint32)
-    inner_first = -(-start // grid.group_bytes)
-    inner_last = last if stop == total else stop // grid.group_bytes
-    if inner_first < inner_last:
-        begin = inner_first * grid.group_bytes
-        num_rows = (min(inner_last * grid.group_bytes, total) - begin) // grid.row_bytes
-        crcs = checksums.of_cells(
-            address + begin - start, num_rows, grid.band_bytes, grid.count, grid.rows
-        )
-        at = (inner_first - first) * grid.count
-        found[at : at + len(crcs)] = crcs
-    for group in {first, last - 1}:
-        if not inner_first <= group < inner_last:
-            found[(group - first) * grid.count :][: grid.count] = _partial(
-                grid, group, start, stop, address
-            )
-    found ^= grid.zeros(first, last)
-    return CellsWritten(name, first, tables.pack(found))
-
-
-def _partial(grid: Grid, group: int, start: int, stop: int, address: int) -> Table:
-    """A group of which only some bytes are here: the rest counts as zeros."""
-    begin, num_rows = group * grid.group_bytes, grid.rows_of(group)
-    image = np.zeros(num_rows * grid.row_bytes, dtype=np.uint8)
-    low, high = max(start, begin), min(stop, begin + len(image))
-    ctypes.memmove(image.ctypes.data + low - begin, address + low - start, high - low)
-    return checksums.of_cells(image.ctypes.data, num_rows, grid.band_bytes, grid.count, grid.rows)
+def stretch_of(grid: Grid, start: int, stop: int, at: int) -> Stretch:
+    """Bytes [start, stop) of a tensor as they lie in a block, from `at` on."""
+    return Stretch(
+        at=at,
+        num_bytes=stop - start,
+        start=start,
+        num_rows=grid.num_rows,
+        band_bytes=grid.band_bytes,
+        num_bands=grid.count,
+        rows_per_cell=grid.rows,
+    )
 
 
 def join(grid: Grid, written: Iterable[CellsWritten]) -> Bands:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from argosy.checkpoint import bands, checksums, directio, tables
+from argosy.checkpoint.checksums import Stretch
 from argosy.checkpoint.directio import ALIGNMENT, BLOCKS, FILES, Files
 from argosy.checkpoint.layouts import Image
 from argosy.checkpoint.shares import Duty
 from argosy.checkpoint.sources import Run, Source
 from argosy.checkpoint.tables import CellsWritten, Written
-from argosy.native import loader
 
 Pace = Callable[[int], None]
 THREADS = 4
@@ -123,8 +123,8 @@ class BlockWriter:
         runs: list[Run],
     ) -> Written:
         length = duty.stop - duty.start
-        crcs = checksums.of_chunks(address, length, chunk_bytes)
-        crcs ^= checksums.of_zero_chunks(length, chunk_bytes)
+        names, stretches = self._stretches(duty)
+        crcs, cells = checksums.of_block(address, length, chunk_bytes, stretches)
         memory = memoryview((ctypes.c_uint8 * length).from_address(address)).cast("B")
         for start, stop in runs:
             low, high = start - duty.start, stop - duty.start
@@ -134,26 +134,28 @@ class BlockWriter:
             start=duty.start,
             num_bytes=sum(stop - start for start, stop in runs),
             crcs=tables.pack(crcs),
-            cells=self._cells(duty, address),
+            # A checksum of columns costs a pass without native code: there are none then.
+            cells=tuple(
+                CellsWritten(name, stretch.first_group, tables.pack(crcs))
+                for name, stretch, crcs in zip(names, stretches, cells, strict=False)
+            ),
         )
 
-    def _cells(self, duty: Duty, address: int) -> tuple[CellsWritten, ...]:
-        """Checksums of columns, where a tensor has them; they cost a pass, so only native code makes them."""
-        if loader.library() is None:
-            return ()
+    def _stretches(self, duty: Duty) -> tuple[list[str], list[Stretch]]:
+        """What the block has of tensors with checksums of columns, and their names."""
         slots = self._image.files[duty.file].slots
         first = max(0, bisect_right(self._starts[duty.file], duty.start) - 1)
-        found = []
+        names, found = [], []
         for slot in itertools.islice(slots, first, None):
             if slot.offset >= duty.stop:
                 break
             low, high = max(duty.start, slot.offset), min(duty.stop, slot.stop)
             grid = bands.grid_of(slot.shape, slot.item_bytes) if low < high else None
             if grid is not None:
-                at = address + low - duty.start
                 start, stop = low - slot.offset, high - slot.offset
-                found.append(bands.cells_of_stretch(slot.name, grid, start, stop, at))
-        return tuple(found)
+                names.append(slot.name)
+                found.append(bands.stretch_of(grid, start, stop, low - duty.start))
+        return names, found
 
     def _send_run(self, descriptors: tuple[int, int], data: memoryview, offset: int) -> None:
         """The aligned middle directly, the edges through the page cache."""

@@ -1,4 +1,4 @@
-"""CRC32C of memory: of bytes at hand, of bytes at an address, of each chunk of a block.
+"""CRC32C of memory: of bytes at hand, of bytes at an address, of each chunk of a block, of the cells of matrices in it.
 
 Native code where there is some (it releases the GIL), numpy otherwise. No torch: the writer process and the command line call this.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,30 @@ from argosy.move import crc32c
 from argosy.native import loader
 
 Table = npt.NDArray[np.uint32]
+
+
+class Stretch(NamedTuple):
+    """Bytes of a block, from `at` on, that are part of a matrix of bytes, there from `start` on; cut into cells as by `of_cells`."""
+
+    at: int
+    num_bytes: int
+    start: int
+    num_rows: int
+    band_bytes: int
+    num_bands: int
+    rows_per_cell: int
+
+    @property
+    def first_group(self) -> int:
+        """The first row of cells that it has bytes of."""
+        return self.start // (self.band_bytes * self.num_bands * self.rows_per_cell)
+
+    @property
+    def num_cells(self) -> int:
+        """Of which it has bytes, and their neighbours to the left and right."""
+        group_bytes = self.band_bytes * self.num_bands * self.rows_per_cell
+        last = -(-(self.start + self.num_bytes) // group_bytes)
+        return (last - self.first_group) * self.num_bands
 
 
 def of_bytes(data: bytes | bytearray | memoryview) -> int:
@@ -63,6 +89,33 @@ def of_cells(
         mine = np.ascontiguousarray(rows[:, band * band_bytes : (band + 1) * band_bytes])
         found[cell] = crc32c.extend(0, mine.reshape(-1))
     return found
+
+
+def of_block(
+    address: int, num_bytes: int, chunk_bytes: int, stretches: Sequence[Stretch]
+) -> tuple[Table, list[Table]]:
+    """Linear CRC32Cs of each chunk, and in the same pass of the cells of each stretch, whose other bytes count as zeros; without native code of chunks alone."""
+    native = loader.library()
+    if native is None:
+        found = of_chunks(address, num_bytes, chunk_bytes)
+        return found ^ of_zero_chunks(num_bytes, chunk_bytes), []
+    chunks = np.zeros(-(-num_bytes // chunk_bytes), dtype=np.uint32)
+    sizes = [one.num_cells for one in stretches]
+    *starts, total = itertools.accumulate(sizes, initial=0)
+    cells = np.zeros(total, dtype=np.uint32)
+    told = np.array(
+        [(*one, start) for one, start in zip(stretches, starts, strict=True)], dtype=np.int64
+    )
+    native.ag_crc32c_block(
+        address,
+        num_bytes,
+        chunk_bytes,
+        chunks.ctypes.data,
+        told.ctypes.data,
+        len(stretches),
+        cells.ctypes.data,
+    )
+    return chunks, [cells[at : at + size] for at, size in zip(starts, sizes, strict=True)]
 
 
 def table_of(crcs: list[int]) -> Table:

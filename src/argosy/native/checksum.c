@@ -1,7 +1,8 @@
-/* CRC32C (Castagnoli) of bytes, with the copy made on the way.
+/* CRC32C (Castagnoli) of bytes: of a run with the copy made on the way, of the cells of a matrix, of a block's chunks and cells in one pass.
  *
- * The instruction takes three cycles but one can start in each: three lanes of a block run side by side and are joined by multiplying with
- * powers of x modulo the polynomial, read from tables. Without the instruction eight tables take eight bytes at a time.
+ * The instruction takes three cycles but one can start in each: four lanes go side by side, short ones, so that memory is read nearly in order.
+ * A CRC is linear: what is found of some bytes by themselves is moved past what follows them, by tables of what zero bytes do, and added. So one
+ * look at the bytes serves every sum they are part of. Without the instruction eight tables take eight bytes at a time.
  */
 #include "kernels.h"
 #include "paths.h"
@@ -27,17 +28,19 @@
 
 #define POLYNOMIAL 0x82f63b78u /* bits reversed */
 
-enum { LANE_BYTES = 1024, AHEAD_BYTES = 6 * LANE_BYTES, COPY_BYTES = 32768 };
+enum { LANE_BITS = 7, SHORT_LANE_BITS = 5, ZERO_BITS = 24, LINE_BYTES = 64, AHEAD_BYTES = 4096, COPY_BYTES = 32768 };
 
-static uint32_t by_bytes[8][256]; /* what a byte contributes from 0 to 7 bytes before the end */
-static uint32_t by_lane[4][256];  /* the effect of LANE_BYTES zero bytes on each byte of a crc */
+typedef struct {
+    uint32_t of[4][256]; /* where each byte of a crc is after some number of zero bytes */
+} moving;
+
+static uint32_t by_bytes[8][256];  /* what a byte contributes from 0 to 7 bytes before the end */
+static moving by_zeros[ZERO_BITS]; /* past 1, 2, 4, ... zero bytes */
 static pthread_once_t are_made = PTHREAD_ONCE_INIT;
 
-static uint32_t over_zeros(uint32_t crc, int num_bytes)
+static uint32_t moved(uint32_t crc, const moving *past)
 {
-    for (int i = 0; i < num_bytes; i++)
-        crc = (crc >> 8) ^ by_bytes[0][crc & 0xff];
-    return crc;
+    return past->of[0][crc & 0xff] ^ past->of[1][(crc >> 8) & 0xff] ^ past->of[2][(crc >> 16) & 0xff] ^ past->of[3][crc >> 24];
 }
 
 static void make_tables(void)
@@ -49,11 +52,42 @@ static void make_tables(void)
         by_bytes[0][byte] = crc;
     }
     for (int distance = 1; distance < 8; distance++)
-        for (int byte = 0; byte < 256; byte++)
-            by_bytes[distance][byte] = over_zeros(by_bytes[distance - 1][byte], 1);
-    for (int place = 0; place < 4; place++)
-        for (uint32_t byte = 0; byte < 256; byte++)
-            by_lane[place][byte] = over_zeros(byte << (8 * place), LANE_BYTES);
+        for (int byte = 0; byte < 256; byte++) {
+            uint32_t before = by_bytes[distance - 1][byte];
+            by_bytes[distance][byte] = (before >> 8) ^ by_bytes[0][before & 0xff];
+        }
+    for (int bits = 0; bits < ZERO_BITS; bits++)
+        for (int place = 0; place < 4; place++)
+            for (uint32_t byte = 0; byte < 256; byte++) {
+                uint32_t crc = byte << (8 * place);
+                const moving *half = &by_zeros[bits - (bits > 0)];
+                by_zeros[bits].of[place][byte] = bits ? moved(moved(crc, half), half) : (crc >> 8) ^ by_bytes[0][crc & 0xff];
+            }
+}
+
+static uint32_t past_zeros(uint32_t crc, int64_t num_bytes)
+{
+    for (; num_bytes >= (int64_t)1 << ZERO_BITS; num_bytes -= (int64_t)1 << (ZERO_BITS - 1))
+        crc = moved(crc, &by_zeros[ZERO_BITS - 1]);
+    for (; num_bytes; num_bytes &= num_bytes - 1)
+        crc = moved(crc, &by_zeros[__builtin_ctzll((unsigned long long)num_bytes)]);
+    return crc;
+}
+
+/* The table that moves past so many zero bytes: one that is there, or made in `own`. */
+static const moving *table_past(int64_t num_bytes, moving *own)
+{
+    if ((num_bytes & (num_bytes - 1)) == 0 && num_bytes < (int64_t)1 << ZERO_BITS)
+        return &by_zeros[__builtin_ctzll((unsigned long long)num_bytes)];
+    for (int place = 0; place < 4; place++) {
+        uint32_t *to = own->of[place];
+        to[0] = 0;
+        for (uint32_t byte = 1; byte < 256; byte++) {
+            uint32_t rest = byte & (byte - 1);
+            to[byte] = rest ? to[rest] ^ to[byte ^ rest] : past_zeros(byte << (8 * place), num_bytes);
+        }
+    }
+    return own;
 }
 
 static uint64_t word_at(const unsigned char *from)
@@ -76,71 +110,55 @@ static uint32_t by_table(const unsigned char *from, int64_t num_bytes, uint32_t 
 }
 
 #if defined(HARDWARE)
-static uint32_t past_a_lane(uint32_t crc)
+/* Continue a crc over four lanes of 2^bits bytes. It is added last: nothing waits for the bytes before. */
+HARDWARE static inline uint32_t by_lanes(const unsigned char *from, const int bits, uint32_t crc)
 {
-    return by_lane[0][crc & 0xff] ^ by_lane[1][(crc >> 8) & 0xff] ^ by_lane[2][(crc >> 16) & 0xff] ^ by_lane[3][crc >> 24];
+    const int64_t lane = (int64_t)1 << bits;
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    for (int64_t i = 0; i < 4 * lane; i += LINE_BYTES)
+        __builtin_prefetch(from + AHEAD_BYTES + i); /* a hint past the end of the data does no harm */
+    for (int64_t i = 0; i < lane; i += 8) {
+        a = STEP_8(a, word_at(from + i));
+        b = STEP_8(b, word_at(from + lane + i));
+        c = STEP_8(c, word_at(from + 2 * lane + i));
+        d = STEP_8(d, word_at(from + 3 * lane + i));
+    }
+    const moving *past = &by_zeros[bits];
+    return moved(moved(moved(moved(crc, past) ^ a, past) ^ b, past) ^ c, past) ^ d;
 }
 
 HARDWARE static uint32_t by_instruction(const unsigned char *from, int64_t num_bytes, uint32_t crc)
 {
-    for (; num_bytes >= 3 * LANE_BYTES; num_bytes -= 3 * LANE_BYTES, from += 3 * LANE_BYTES) {
-        uint32_t second = 0, third = 0;
-        for (int i = 0; i < LANE_BYTES; i += 8) {
-            /* Three lanes at once are more than the CPU's own prefetcher follows. A hint past the end of the data does no harm. */
-            if (i % 64 == 0) {
-                __builtin_prefetch(from + AHEAD_BYTES + i);
-                __builtin_prefetch(from + AHEAD_BYTES + LANE_BYTES + i);
-                __builtin_prefetch(from + AHEAD_BYTES + 2 * LANE_BYTES + i);
-            }
-            crc = STEP_8(crc, word_at(from + i));
-            second = STEP_8(second, word_at(from + LANE_BYTES + i));
-            third = STEP_8(third, word_at(from + 2 * LANE_BYTES + i));
-        }
-        crc = past_a_lane(past_a_lane(crc) ^ second) ^ third;
-    }
+    for (; num_bytes >= 4 << LANE_BITS; num_bytes -= 4 << LANE_BITS, from += 4 << LANE_BITS)
+        crc = by_lanes(from, LANE_BITS, crc);
+    for (; num_bytes >= 4 << SHORT_LANE_BITS; num_bytes -= 4 << SHORT_LANE_BITS, from += 4 << SHORT_LANE_BITS)
+        crc = by_lanes(from, SHORT_LANE_BITS, crc);
     for (; num_bytes >= 8; num_bytes -= 8, from += 8)
         crc = STEP_8(crc, word_at(from));
     for (; num_bytes > 0; num_bytes--, from++)
         crc = STEP_1(crc, *from);
     return crc;
 }
-
-/* Four neighbouring bands side by side: each is too short for lanes of its own. */
-HARDWARE static void four_bands(const unsigned char *from, int64_t band_bytes, uint32_t *crcs)
-{
-    uint32_t a = ~crcs[0], b = ~crcs[1], c = ~crcs[2], d = ~crcs[3];
-    const unsigned char *second = from + band_bytes, *third = second + band_bytes, *fourth = third + band_bytes;
-    int64_t i = 0;
-    for (; i + 8 <= band_bytes; i += 8) {
-        a = STEP_8(a, word_at(from + i));
-        b = STEP_8(b, word_at(second + i));
-        c = STEP_8(c, word_at(third + i));
-        d = STEP_8(d, word_at(fourth + i));
-    }
-    for (; i < band_bytes; i++) {
-        a = STEP_1(a, from[i]);
-        b = STEP_1(b, second[i]);
-        c = STEP_1(c, third[i]);
-        d = STEP_1(d, fourth[i]);
-    }
-    crcs[0] = ~a, crcs[1] = ~b, crcs[2] = ~c, crcs[3] = ~d;
-}
 #endif
 
-static uint32_t advance(const unsigned char *from, int64_t num_bytes, uint32_t crc)
+typedef uint32_t (*summing)(const unsigned char *from, int64_t num_bytes, uint32_t crc);
+
+/* What continues a crc, without the inversions at its ends, on the path in force. */
+static summing prepared(void)
 {
+    pthread_once(&are_made, make_tables);
 #if defined(HARDWARE)
     if (ag_level() >= AG_CRC)
-        return by_instruction(from, num_bytes, crc);
+        return by_instruction;
 #endif
-    return by_table(from, num_bytes, crc);
+    return by_table;
 }
 
 uint32_t ag_copy_crc32c(void *dst, const void *src, int64_t num_bytes, uint32_t crc)
 {
     const unsigned char *from = src;
     unsigned char *to = dst;
-    pthread_once(&are_made, make_tables);
+    summing advance = prepared();
     crc = ~crc;
     if (to == NULL)
         return ~(num_bytes > 0 ? advance(from, num_bytes, crc) : crc);
@@ -156,17 +174,89 @@ uint32_t ag_copy_crc32c(void *dst, const void *src, int64_t num_bytes, uint32_t 
 void ag_crc32c_cells(const void *src, int64_t num_rows, int64_t band_bytes, int32_t num_bands, int64_t rows_per_cell, uint32_t *out)
 {
     const unsigned char *from = src;
-    pthread_once(&are_made, make_tables);
+    summing advance = prepared();
+    int64_t num_cells = (num_rows + rows_per_cell - 1) / rows_per_cell * num_bands;
+    memset(out, 0xff, (size_t)num_cells * sizeof *out);
     for (int64_t row = 0; row < num_rows; row++) {
         uint32_t *cells = out + row / rows_per_cell * num_bands;
-        if (row % rows_per_cell == 0)
-            memset(cells, 0, (size_t)num_bands * sizeof *cells);
-        int32_t band = 0;
-#if defined(HARDWARE)
-        for (; band + 4 <= num_bands && band_bytes < 3 * LANE_BYTES && ag_level() >= AG_CRC; band += 4, from += 4 * band_bytes)
-            four_bands(from, band_bytes, cells + band);
-#endif
-        for (; band < num_bands; band++, from += band_bytes)
-            cells[band] = ~advance(from, band_bytes, ~cells[band]);
+        for (int32_t band = 0; band < num_bands; band++, from += band_bytes)
+            cells[band] = advance(from, band_bytes, cells[band]);
     }
+    for (int64_t cell = 0; cell < num_cells; cell++)
+        out[cell] = ~out[cell];
+}
+
+/* The chunks of a block, filled from the first on. */
+typedef struct {
+    const unsigned char *from;
+    int64_t done, stop; /* of the block's bytes: what is summed, and where the chunk under way ends */
+    int64_t num_bytes, chunk_bytes;
+    uint32_t *out;
+    summing advance;
+} block;
+
+static void end_chunk(block *all)
+{
+    if (all->done == all->stop) {
+        all->out++;
+        all->stop += all->chunk_bytes < all->num_bytes - all->stop ? all->chunk_bytes : all->num_bytes - all->stop;
+    }
+}
+
+static void add_plain(block *all, int64_t until)
+{
+    while (all->done < until) {
+        int64_t stop = until < all->stop ? until : all->stop;
+        *all->out = all->advance(all->from + all->done, stop - all->done, *all->out);
+        all->done = stop;
+        end_chunk(all);
+    }
+}
+
+static void add_stretch(block *all, const ag_stretch *one, uint32_t *cells)
+{
+    moving own;
+    const moving *past_band = table_past(one->band_bytes, &own);
+    const int64_t band_bytes = one->band_bytes, stop = one->at + one->num_bytes;
+    int64_t row = one->start / (band_bytes * one->num_bands), inside = one->start % band_bytes;
+    int64_t band = one->start / band_bytes % one->num_bands;
+    while (all->done < stop) {
+        /* A band, or what the ends of chunks and blocks leave of it. */
+        int64_t left = (stop < all->stop ? stop : all->stop) - all->done;
+        int64_t n = left < band_bytes - inside ? left : band_bytes - inside;
+        uint32_t found = all->advance(all->from + all->done, n, 0);
+        *all->out = found ^ (n == band_bytes ? moved(*all->out, past_band) : past_zeros(*all->out, n));
+        cells[band] = found ^ (n == band_bytes ? moved(cells[band], past_band) : past_zeros(cells[band], n));
+        all->done += n, inside += n;
+        end_chunk(all);
+        if (inside < band_bytes)
+            continue;
+        inside = 0;
+        if (++band < one->num_bands)
+            continue;
+        band = 0;
+        if (++row % one->rows_per_cell == 0)
+            cells += one->num_bands;
+    }
+    int64_t first = row / one->rows_per_cell * one->rows_per_cell;
+    if (row == first && band == 0 && inside == 0)
+        return;
+    /* What the last cells lack counts as zeros. */
+    int64_t last = first + one->rows_per_cell < one->num_rows ? first + one->rows_per_cell : one->num_rows;
+    for (int64_t i = 0; i < one->num_bands; i++) {
+        int64_t here = i < band ? band_bytes : i == band ? inside : 0;
+        cells[i] = past_zeros(cells[i], (last - row) * band_bytes - here);
+    }
+}
+
+void ag_crc32c_block(const void *src, int64_t num_bytes, int64_t chunk_bytes, uint32_t *chunks, const ag_stretch *stretches, int32_t num_stretches,
+                     uint32_t *cells)
+{
+    block all = {.from = src, .num_bytes = num_bytes, .chunk_bytes = chunk_bytes, .out = chunks, .advance = prepared()};
+    all.stop = chunk_bytes < num_bytes ? chunk_bytes : num_bytes;
+    for (int32_t i = 0; i < num_stretches; i++) {
+        add_plain(&all, stretches[i].at);
+        add_stretch(&all, &stretches[i], cells + stretches[i].first_cell);
+    }
+    add_plain(&all, num_bytes);
 }

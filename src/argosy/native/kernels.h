@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ARGOSY_ABI 3
+#define ARGOSY_ABI 4
 
 /* How a wait ended. */
 enum ag_status {
@@ -85,6 +85,20 @@ uint32_t ag_copy_crc32c(void *dst, const void *src, int64_t num_bytes, uint32_t 
 /* CRC32Cs of the cells of a matrix of bytes: rows of num_bands bands of band_bytes (more than 0) each, without gaps; a cell is one band of rows_per_cell
  * rows, the last one of what is left, its bytes row after row. out has num_bands entries per row of cells. */
 void ag_crc32c_cells(const void *src, int64_t num_rows, int64_t band_bytes, int32_t num_bands, int64_t rows_per_cell, uint32_t *out);
+
+/* Bytes of a block that are part of a matrix as ag_crc32c_cells has it. */
+typedef struct {
+    int64_t at, num_bytes; /* in the block; more than 0 */
+    int64_t start;         /* of the first of them in the matrix */
+    int64_t num_rows, band_bytes, num_bands, rows_per_cell;
+    int64_t first_cell; /* where the stretch's cells begin in the output */
+} ag_stretch;
+
+/* In one pass the linear CRC32Cs (against those of as many zeros) of each chunk of a block, and of each cell that a stretch has bytes of: the rest
+ * of such a cell counts as zeros. Stretches in their order in the block, which do not overlap; chunks and cells, num_bands for each row of cells
+ * that a stretch touches, must be 0. */
+void ag_crc32c_block(const void *src, int64_t num_bytes, int64_t chunk_bytes, uint32_t *chunks, const ag_stretch *stretches, int32_t num_stretches,
+                     uint32_t *cells);
 
 /* Count the elements in which a and b differ (as bytes, element_bytes 1, 2, 4 or 8) and write the first `capacity` of their indices. */
 int64_t ag_changed(const void *a, const void *b, int64_t count, int32_t element_bytes, int64_t *indices, int64_t capacity);

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer
-from argosy.checkpoint.bands import cells_of_stretch, grid_of, join
+from argosy.checkpoint import Checkpointer, checksums, tables
+from argosy.checkpoint.bands import grid_of, join, stretch_of
+from argosy.checkpoint.tables import CellsWritten
 from argosy.errors import CheckpointDamaged
 from argosy.native import loader
 
@@ -95,9 +96,14 @@ def test_cells_do_not_depend_on_how_a_tensor_was_cut_into_blocks(cut):
     data = torch.randint(0, 255, (1001, 4096), dtype=torch.uint8)
     grid = grid_of(data.shape, 1)
     total, at = data.numel(), data.data_ptr()
-    whole = join(grid, [cells_of_stretch("x", grid, 0, total, at)])
-    parts = [
-        cells_of_stretch("x", grid, start, min(total, start + max(cut, 65536)), at + start)
-        for start in range(0, total, max(cut, 65536))
-    ]
-    assert join(grid, parts) == whole
+
+    def written(start, stop):
+        stretch = stretch_of(grid, start, stop, 0)
+        _, (cells,) = checksums.of_block(at + start, stop - start, 65536, [stretch])
+        return CellsWritten("x", stretch.first_group, tables.pack(cells))
+
+    step = max(cut, 65536)
+    parts = [written(start, min(total, start + step)) for start in range(0, total, step)]
+    whole = checksums.of_cells(at, grid.num_rows, grid.band_bytes, grid.count, grid.rows)
+    assert join(grid, parts) == join(grid, [written(0, total)])
+    assert join(grid, parts).crc32c == tables.pack(whole)

@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from argosy.checkpoint import checksums
+from argosy.checkpoint.checksums import Stretch
+from argosy.move import crc32c
 from argosy.native import loader
 
 
@@ -59,3 +63,84 @@ def test_cells_are_the_checksums_of_their_rows_in_order(path, rows, bands, width
         for band in range(bands)
     ]
     assert found.tolist() == expected
+
+
+def linear(data):
+    """The CRC32C against that of as many zeros, by numpy."""
+    flat = np.ascontiguousarray(data).reshape(-1)
+    return crc32c.extend(0, flat) ^ crc32c.extend(0, np.zeros_like(flat))
+
+
+def cells_by_numpy(data, one):
+    """The cells of a stretch, from the whole matrix with zeros where the stretch has nothing."""
+    matrix = np.zeros(one.num_rows * one.num_bands * one.band_bytes, dtype=np.uint8)
+    matrix[one.start : one.start + one.num_bytes] = data[one.at : one.at + one.num_bytes]
+    bands = matrix.reshape(one.num_rows, one.num_bands, one.band_bytes)
+    last = one.first_group + one.num_cells // one.num_bands
+    return [
+        linear(bands[group * one.rows_per_cell : (group + 1) * one.rows_per_cell, band])
+        for group in range(one.first_group, last)
+        for band in range(one.num_bands)
+    ]
+
+
+@st.composite
+def blocks(draw):
+    """The size of a block, and stretches in it: of narrow and wide bands, at any place of their matrices."""
+    size = draw(st.integers(0, 20_000))
+    stretches, at = [], 0
+    for _ in range(draw(st.integers(0, 3))):
+        at += draw(st.integers(0, 200))
+        band_bytes = draw(st.integers(1, 40) | st.sampled_from([256, 384, 512, 1000, 2049]))
+        num_bands, rows_per_cell = draw(st.integers(1, 9)), draw(st.integers(1, 5))
+        row_bytes = band_bytes * num_bands
+        num_rows = draw(st.integers(1, max(1, 8000 // row_bytes)))
+        start = draw(st.integers(0, num_rows * row_bytes - 1))
+        room = min(size - at, num_rows * row_bytes - start)
+        if room < 1:
+            break
+        num_bytes = draw(st.just(room) | st.integers(1, room))
+        cut = (num_rows, band_bytes, num_bands, rows_per_cell)
+        stretches.append(Stretch(at, num_bytes, start, *cut))
+        at += num_bytes
+    return size, stretches
+
+
+@pytest.mark.parametrize("forced", ["baseline", "sse4.2", "crc", ""])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    block=blocks(), chunk_bytes=st.sampled_from([64, 1000, 4096, 65536]), offset=st.integers(0, 8)
+)
+def test_one_pass_gives_chunks_and_cells_of_stretches(forced, block, chunk_bytes, offset):
+    native = loader.library()
+    if native is None or native.ag_force_path(forced.encode()) != loader.OK:
+        pytest.skip("not on this machine")
+    size, stretches = block
+    data = np.random.default_rng(size).integers(0, 256, size + offset, dtype=np.uint8)[offset:]
+    try:
+        chunks, cells = checksums.of_block(data.ctypes.data, size, chunk_bytes, stretches)
+    finally:
+        native.ag_force_path(None)
+    assert chunks.tolist() == [
+        linear(data[at : at + chunk_bytes]) for at in range(0, size, chunk_bytes)
+    ]
+    assert [one.tolist() for one in cells] == [cells_by_numpy(data, one) for one in stretches]
+
+
+def test_without_native_code_a_block_has_the_same_chunks_and_no_cells(path):
+    data = np.random.default_rng(5).integers(0, 256, 9000, dtype=np.uint8)
+    stretch = Stretch(0, 8192, 0, 4, 256, 8, 2)
+    chunks, cells = checksums.of_block(data.ctypes.data, 9000, 4096, [stretch])
+    assert chunks.tolist() == [linear(data[at : at + 4096]) for at in range(0, 9000, 4096)]
+    expected = [cells_by_numpy(data, stretch)] if path == "native" else []
+    assert [one.tolist() for one in cells] == expected
+
+
+@pytest.mark.skipif(loader.library() is None, reason="no native kernels here")
+def test_cells_of_more_than_a_table_of_zeros_moves_past_are_right():
+    one = Stretch(0, 5, 0, 2, 1 << 25, 1, 2)
+    data = np.arange(1, 6, dtype=np.uint8)
+    _, (cells,) = checksums.of_block(data.ctypes.data, 5, 4096, [one])
+    matrix = np.zeros(2 << 25, dtype=np.uint8)
+    matrix[:5] = data
+    assert cells.tolist() == [checksums.of_bytes(matrix) ^ checksums.of_zeros(matrix.size)]
