@@ -20,6 +20,7 @@ from argosy.checkpoint.sources import Run, runs_of_duty, tensors_in
 from argosy.move.boxes import Box, Held, row_major
 from argosy.move.overlaps import NotCovered
 from argosy.move.placements import dtype_of
+from argosy.move.rows import copy_bytes
 
 
 class TensorSource:
@@ -62,7 +63,7 @@ class TensorSource:
             target = address + slot.offset + first * slot.item_bytes - duty.start
             if base is not None:
                 source = base + first * slot.item_bytes
-                ctypes.memmove(target, source, (last - first) * slot.item_bytes)
+                copy_bytes(target, source, (last - first) * slot.item_bytes)
                 continue
             for box in boxes_of_range(slot.shape, first, last):
                 self._add(file, duty, Fragment(place, box), address)

@@ -1,7 +1,7 @@
-"""Copies of rows between two strided tensors by native code; torch's own copy where there is none.
+"""Copies of rows between two strided tensors, and of memory by address, by native code; torch's or the system's own copy where there is none.
 
-Used by copies.py: torch copies short rows at half the speed of memory, since it reads the destination before it overwrites it. Both ways give the
-same bytes.
+Used by copies.py and the checkpoint's snapshots: others read the destination before they overwrite it, short rows and blocks of some MiB alike. Both
+ways give the same bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     )
 }
 _LEAST_ROW_BYTES = 32
+_LEAST_STREAMED_BYTES = 1 << 18
 
 
 def copy_rows(into: torch.Tensor, source: torch.Tensor, *, is_streamed: bool) -> None:
@@ -50,6 +51,15 @@ def copy_rows(into: torch.Tensor, source: torch.Tensor, *, is_streamed: bool) ->
         numbers(*(stride * size for stride in source.stride()[:outer])),
         int(is_streamed),
     )
+
+
+def copy_bytes(into: int, source: int, num_bytes: int) -> None:
+    """Memory to memory by address, which do not overlap; past the caches where much is moved: nobody reads it soon."""
+    native = _library() if num_bytes >= _LEAST_STREAMED_BYTES else None
+    if native is None:
+        ctypes.memmove(into, source, num_bytes)
+    else:
+        native.ag_copy_rows(into, source, num_bytes, 0, None, None, None, 1)
 
 
 @functools.lru_cache(maxsize=4)

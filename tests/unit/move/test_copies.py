@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from argosy.move.copies import blocks, copy_from_process, copy_mapped  # noqa: E402
 from argosy.move.plans import Copy  # noqa: E402
+from argosy.move.rows import copy_bytes  # noqa: E402
 from argosy.native import loader  # noqa: E402
 
 
@@ -87,6 +88,17 @@ def test_long_rows_stored_past_the_caches_are_whole_at_any_alignment(path, width
         assert torch.equal(target, source[:, 5 : 5 + width])
         assert memory[:skew].eq(0).all()
         assert memory[skew + 37 * width :].eq(0).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 4096, (1 << 18) - 1, 1 << 18, (1 << 18) + 77])
+@pytest.mark.parametrize(("to", "at"), [(0, 0), (1, 0), (0, 3), (63, 17)])
+def test_bytes_are_copied_by_address_and_nothing_beside_them(path, size, to, at):
+    source = torch.randint(0, 256, (size + at,), dtype=torch.uint8)
+    target = torch.full((to + size + 64,), 7, dtype=torch.uint8)
+    copy_bytes(target.data_ptr() + to, source.data_ptr() + at, size)
+    assert torch.equal(target[to : to + size], source[at:])
+    assert (target[:to] == 7).all()
+    assert (target[to + size :] == 7).all()
 
 
 def test_blocks_are_bounded_and_cover_every_element_once():
