@@ -6,7 +6,6 @@ right. Callers: the loader and the lazy open.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from argosy.checkpoint.directio import FILES, Buffer, Files
 from argosy.checkpoint.fetches import STRETCH_BYTES, THREADS, Job, Statistics, Stored, fetch, run
 from argosy.checkpoint.gathering import tensor_at
 from argosy.move.boxes import Box, Held, row_major
+from argosy.move.rows import copy_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ def _copy_out(one: Request, start: int, stop: int, address: int) -> None:
     is_whole = one.box.sizes == one.shape and one.buffer.dtype == one.dtype
     if is_whole and one.held.strides == row_major(one.shape):
         target = one.buffer.data_ptr() + (one.held.start + first) * size
-        ctypes.memmove(target, address + low - start, high - low)
+        copy_bytes(target, address + low - start, high - low)
         return
     for piece in ranges.boxes_of_range(one.shape, first, last):
         cut = piece.intersect(one.box)

@@ -1,6 +1,6 @@
 """Copies of rows between two strided tensors, and of memory by address, by native code; torch's or the system's own copy where there is none.
 
-Used by copies.py and the checkpoint's snapshots: others read the destination before they overwrite it, short rows and blocks of some MiB alike. Both
+Used by copies.py and the checkpoint's copies in and out: others read the destination before they overwrite it, short rows and blocks of some MiB alike. Both
 ways give the same bytes.
 """
 
