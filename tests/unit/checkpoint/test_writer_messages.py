@@ -1,5 +1,6 @@
 """What ranks and the writer say: messages of any size, descriptors beside them, an end that is noticed; and the writer's pace."""
 
+import fcntl
 import os
 import socket
 import threading
@@ -9,8 +10,9 @@ import pytest
 from argosy.checkpoint.layouts import Wanted, plan_image
 from argosy.checkpoint.records import Facts, outline_of
 from argosy.checkpoint.shares import plan_shares
+from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.votes import Common
-from argosy.checkpoint.writer import messages
+from argosy.checkpoint.writer import messages, serving
 from argosy.checkpoint.writer.client import WriterLost, error_of
 from argosy.checkpoint.writer.messages import Failed, Hello, Job, Memory, Progress
 from argosy.checkpoint.writer.pacing import Pace, Rate
@@ -120,3 +122,34 @@ def test_a_job_ends_at_its_deadline_instead_of_waiting_beyond_it():
     pace(1000)
     with pytest.raises(TimedOut, match="within 5 s"):
         pace(1)
+
+
+def test_the_lock_of_a_store_is_free_when_the_end_of_a_job_is_heard(tmp_path, monkeypatch):
+    ours, theirs = socket.socketpair()
+    held = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    were_free = []
+
+    def send(link, answer):
+        if isinstance(answer, Failed):
+            with open(tmp_path / "lock") as other:
+                try:
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    were_free.append(True)
+                except BlockingIOError:
+                    were_free.append(False)
+
+    monkeypatch.setattr(messages, "send", send)
+    monkeypatch.setattr(serving, "carry_out", refuse)
+    memory = SnapshotSlot.create(4096)
+    with ours, theirs:
+        rank = serving._Rank(ours, Rate())
+        rank.hear(Memory(number=0), [os.dup(memory.descriptor)])
+        rank.hear(job(1), [held])
+        rank.finish()
+    memory.close()
+    assert were_free == [True]
+
+
+def refuse(*_):
+    raise HomeError("nothing can be written", fix="write elsewhere")

@@ -170,11 +170,12 @@ class _Rank:
         while (one := self._jobs.get()) is not None:
             job, slot, descriptors = one
             try:
-                self._say(self._carry_out(job, slot))
+                answer = self._carry_out(job, slot)
             finally:
-                # The store's lock is held for as long as the job: nobody sweeps its directory away.
+                # The store's lock is held for as long as the job: nobody sweeps its directory away. Who hears of its end finds the store free.
                 for descriptor in descriptors:
                     os.close(descriptor)
+            self._say(answer)
 
     def _carry_out(self, job: Job, slot: SnapshotSlot) -> Durable | Failed:
         begun, cpu = time.monotonic(), time.process_time()
