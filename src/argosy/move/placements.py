@@ -87,9 +87,10 @@ def buffers(value: Value) -> list[torch.Tensor]:
     """The local tensors that the boxes of `describe` lie in."""
     if isinstance(value, Pieces):
         return [tensor.detach() for _, tensor in value.parts]
+    if not is_dtensor(value):
+        return [value.detach()]
     with torch.no_grad():
-        local = value.to_local() if is_dtensor(value) else value
-    return [local.detach()]
+        return [value.to_local().detach()]
 
 
 def like(value: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
