@@ -139,6 +139,29 @@ HARDWARE static uint32_t by_instruction(const unsigned char *from, int64_t num_b
         crc = STEP_1(crc, *from);
     return crc;
 }
+
+/* Four neighbouring runs of equal length, each by itself: nothing is joined. */
+HARDWARE static void four_by_instruction(const unsigned char *from, int64_t run_bytes, uint32_t *found)
+{
+    const unsigned char *second = from + run_bytes, *third = second + run_bytes, *fourth = third + run_bytes;
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    int64_t i = 0;
+    for (int64_t ahead = 0; ahead < 4 * run_bytes; ahead += LINE_BYTES)
+        __builtin_prefetch(from + AHEAD_BYTES + ahead);
+    for (; i + 8 <= run_bytes; i += 8) {
+        a = STEP_8(a, word_at(from + i));
+        b = STEP_8(b, word_at(second + i));
+        c = STEP_8(c, word_at(third + i));
+        d = STEP_8(d, word_at(fourth + i));
+    }
+    for (; i < run_bytes; i++) {
+        a = STEP_1(a, from[i]);
+        b = STEP_1(b, second[i]);
+        c = STEP_1(c, third[i]);
+        d = STEP_1(d, fourth[i]);
+    }
+    found[0] = a, found[1] = b, found[2] = c, found[3] = d;
+}
 #endif
 
 typedef uint32_t (*summing)(const unsigned char *from, int64_t num_bytes, uint32_t crc);
@@ -213,37 +236,63 @@ static void add_plain(block *all, int64_t until)
     }
 }
 
+/* Whole bands, each by itself: four of them when they are too short for lanes. How many. */
+static int64_t sum_bands(const block *all, int64_t band_bytes, int64_t most, uint32_t *found)
+{
+    const unsigned char *from = all->from + all->done;
+#if defined(HARDWARE)
+    if (most >= 4 && band_bytes < 4 << LANE_BITS && all->advance == by_instruction) {
+        four_by_instruction(from, band_bytes, found);
+        return 4;
+    }
+#else
+    (void)most;
+#endif
+    found[0] = all->advance(from, band_bytes, 0);
+    return 1;
+}
+
 static void add_stretch(block *all, const ag_stretch *one, uint32_t *cells)
 {
     moving own;
     const moving *past_band = table_past(one->band_bytes, &own);
-    const int64_t band_bytes = one->band_bytes, stop = one->at + one->num_bytes;
-    int64_t row = one->start / (band_bytes * one->num_bands), inside = one->start % band_bytes;
-    int64_t band = one->start / band_bytes % one->num_bands;
+    const int64_t band_bytes = one->band_bytes, num_bands = one->num_bands, stop = one->at + one->num_bytes;
+    int64_t row = one->start / (band_bytes * num_bands), inside = one->start % band_bytes;
+    int64_t band = one->start / band_bytes % num_bands;
     while (all->done < stop) {
-        /* A band, or what the ends of chunks and blocks leave of it. */
         int64_t left = (stop < all->stop ? stop : all->stop) - all->done;
-        int64_t n = left < band_bytes - inside ? left : band_bytes - inside;
-        uint32_t found = all->advance(all->from + all->done, n, 0);
-        *all->out = found ^ (n == band_bytes ? moved(*all->out, past_band) : past_zeros(*all->out, n));
-        cells[band] = found ^ (n == band_bytes ? moved(cells[band], past_band) : past_zeros(cells[band], n));
-        all->done += n, inside += n;
+        if (inside == 0 && left >= band_bytes) {
+            uint32_t found[4];
+            int64_t most = left / band_bytes < num_bands - band ? left / band_bytes : num_bands - band;
+            int64_t count = sum_bands(all, band_bytes, most, found);
+            for (int64_t i = 0; i < count; i++) {
+                *all->out = moved(*all->out, past_band) ^ found[i];
+                cells[band + i] = moved(cells[band + i], past_band) ^ found[i];
+            }
+            all->done += count * band_bytes, band += count;
+        } else {
+            /* What the ends of chunks and blocks leave of a band. */
+            int64_t n = left < band_bytes - inside ? left : band_bytes - inside;
+            uint32_t found = all->advance(all->from + all->done, n, 0);
+            *all->out = past_zeros(*all->out, n) ^ found;
+            cells[band] = past_zeros(cells[band], n) ^ found;
+            all->done += n, inside += n;
+            if (inside == band_bytes)
+                inside = 0, band++;
+        }
         end_chunk(all);
-        if (inside < band_bytes)
-            continue;
-        inside = 0;
-        if (++band < one->num_bands)
-            continue;
-        band = 0;
-        if (++row % one->rows_per_cell == 0)
-            cells += one->num_bands;
+        if (band == num_bands) {
+            band = 0, row++;
+            if (row % one->rows_per_cell == 0)
+                cells += num_bands;
+        }
     }
     int64_t first = row / one->rows_per_cell * one->rows_per_cell;
     if (row == first && band == 0 && inside == 0)
         return;
     /* What the last cells lack counts as zeros. */
     int64_t last = first + one->rows_per_cell < one->num_rows ? first + one->rows_per_cell : one->num_rows;
-    for (int64_t i = 0; i < one->num_bands; i++) {
+    for (int64_t i = 0; i < num_bands; i++) {
         int64_t here = i < band ? band_bytes : i == band ? inside : 0;
         cells[i] = past_zeros(cells[i], (last - row) * band_bytes - here);
     }
