@@ -7,21 +7,21 @@ rank that started it nor a signal to the rank's process group ends a save.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
+from argosy.checkpoint import names, processes, sockets
 from argosy.checkpoint.writer import pacing, serving
 
 
 def main() -> int:
     """0 when a writer is there, this one or another."""
     store = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    listener = serving.listen(store)
+    listener = sockets.listen(store, names.socket_name(socket.gethostname()))
     if listener is None or os.fork():
         # Not sys.exit(): the fork owns everything now.
         os._exit(0)
-    with open(os.devnull, "r+b", buffering=0) as nothing:
-        for standard in range(3):
-            os.dup2(nothing.fileno(), standard)
+    processes.leave_terminal()
     pacing.lower_priority()
     serving.Serving(listener, store).serve()
     return 0

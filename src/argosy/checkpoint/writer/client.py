@@ -9,16 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import argosy
 from argosy import errors
-from argosy.checkpoint import boards, names
+from argosy.checkpoint import boards, names, processes, sockets
 from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.writer import messages
 from argosy.checkpoint.writer.messages import (
@@ -141,13 +138,7 @@ class WriterClient:
         """A connection to a writer that answers; one that is about to end does not."""
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            directory = os.open(self._store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                # By the directory's descriptor: addresses of sockets are short, paths of stores are not.
-                name = names.socket_name(socket.gethostname())
-                link.connect(f"/proc/self/fd/{directory}/{name}")
-            finally:
-                os.close(directory)
+            sockets.connect(link, self._store, names.socket_name(socket.gethostname()))
             link.settimeout(_START_SECONDS)
             messages.send(link, Hello(version=messages.VERSION, pid=os.getpid()))
             answer = messages.receive_answer(link)
@@ -163,24 +154,8 @@ class WriterClient:
 
     def _start(self) -> str:
         """Start one; why it could not, for people."""
-        own = str(Path(argosy.__file__).parents[1])
-        paths = [own, *filter(None, [os.environ.get("PYTHONPATH")])]
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "argosy.checkpoint.writer", str(self._store)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=_START_SECONDS,
-                start_new_session=True,
-                cwd="/",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as failure:
-            return f": {failure}"
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return f": {lines[-1]}" if done.returncode and lines else ""
+        module = "argosy.checkpoint.writer"
+        return processes.start(module, str(self._store), seconds=_START_SECONDS)
 
     def _listen(self, link: socket.socket) -> None:
         try:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import queue
-import secrets
 import socket
-import struct
 import threading
 import time
 import traceback
 
-from argosy.checkpoint import names
+from argosy.checkpoint import names, sockets
 from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.writer import messages
 from argosy.checkpoint.writer.jobs import carry_out
@@ -34,47 +32,6 @@ from argosy.errors import ArgosyError, ProtocolError
 
 _LONELY_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
-_CREDENTIALS = struct.Struct("3i")
-
-
-def listen(store: int) -> socket.socket | None:
-    """A socket under the host's name in the store; None when another writer answers there already."""
-    name = names.socket_name(socket.gethostname())
-    final, own = f"/proc/self/fd/{store}/{name}", f"{name}.{secrets.token_hex(4)}"
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        found.bind(f"/proc/self/fd/{store}/{own}")
-        os.chmod(own, 0o600, dir_fd=store)
-        found.listen(64)
-        while True:
-            try:
-                os.link(own, name, src_dir_fd=store, dst_dir_fd=store)
-                return found
-            except FileExistsError:
-                if answers(final):
-                    found.close()
-                    return None
-                remove(name, store)
-    finally:
-        remove(own, store)
-
-
-def answers(path: str) -> bool:
-    """Whether somebody listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        try:
-            link.connect(path)
-        except (ConnectionError, FileNotFoundError):
-            return False
-    return True
-
-
-def remove(name: str, directory: int) -> None:
-    """A name that may have gone already."""
-    try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        pass
 
 
 class Serving:
@@ -85,7 +42,7 @@ class Serving:
         self._store = store
         self._rate = Rate()
         self._has_served = False
-        self._own = os.stat(names.socket_name(socket.gethostname()), dir_fd=store).st_ino
+        self._own = sockets.inode_of(names.socket_name(socket.gethostname()), store)
         self._threads: list[threading.Thread] = []
 
     def serve(self) -> None:
@@ -108,15 +65,12 @@ class Serving:
         # A rank that connects from here on finds the connection closed, and starts another writer.
         self._listener.close()
         name = names.socket_name(socket.gethostname())
-        try:
-            if os.stat(name, dir_fd=self._store).st_ino == self._own:
-                remove(name, self._store)
-        except FileNotFoundError:
-            pass
+        if sockets.inode_of(name, self._store) == self._own:
+            sockets.remove(name, self._store)
 
     def _attend(self, link: socket.socket) -> None:
         with link:
-            if not _is_own_user(link) or not _greet(link):
+            if not sockets.is_own_user(link) or not _greet(link):
                 return
             self._has_served = True
             rank = _Rank(link, self._rate)
@@ -204,11 +158,6 @@ class _Rank:
                 messages.send(self._link, answer)
         except OSError:
             pass  # the rank is dead; its job is not
-
-
-def _is_own_user(link: socket.socket) -> bool:
-    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(found)[1] == os.getuid())
 
 
 def _greet(link: socket.socket) -> bool:

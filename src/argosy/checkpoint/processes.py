@@ -1,0 +1,44 @@
+"""Processes that work for the ranks and outlive them: how they are started. No torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import argosy
+
+
+def environment() -> dict[str, str]:
+    """In which a Python of this installation finds the package that runs here."""
+    own = str(Path(argosy.__file__).parents[1])
+    paths = [own, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def start(module: str, *arguments: str, seconds: float) -> str:
+    """Run a module that forks what goes on and returns when that is ready; why it could not, for people."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=seconds,
+            start_new_session=True,
+            cwd="/",
+            env=environment(),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        return f": {failure}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return f": {lines[-1]}" if done.returncode and lines else ""
+
+
+def leave_terminal() -> None:
+    """What was started reads and writes nothing; for the fork that goes on."""
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        for standard in range(3):
+            os.dup2(nothing.fileno(), standard)
