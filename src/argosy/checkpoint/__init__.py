@@ -14,13 +14,24 @@ _PUBLIC = {
     "Keep": "retention",
     "Objects": "tiers.settings",
     "Opened": "opened",
+    "Peers": "peers.settings",
     "PerRank": "registry",
     "Rules": "loading",
     "SaveHandle": "handles",
     "Writing": "background",
 }
 
-__all__ = ["Checkpointer", "Keep", "Objects", "Opened", "PerRank", "Rules", "SaveHandle", "Writing"]
+__all__ = [
+    "Checkpointer",
+    "Keep",
+    "Objects",
+    "Opened",
+    "Peers",
+    "PerRank",
+    "Rules",
+    "SaveHandle",
+    "Writing",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -27,12 +27,15 @@ from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.loading import Loaded, Rules, load
 from argosy.checkpoint.manifests import Parent
 from argosy.checkpoint.opened import Opened
+from argosy.checkpoint.peers.joining import Joined
+from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.records import Facts
 from argosy.checkpoint.registry import parts_of
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.tiers.chain import Chain, Hop
 from argosy.checkpoint.tiers.orders import Failed, Uploaded
+from argosy.checkpoint.tiers.senders import Senders
 from argosy.checkpoint.tiers.settings import Objects
 from argosy.checkpoint.tiers.uploader import Uploader
 from argosy.checkpoint.together import Settings
@@ -47,12 +50,26 @@ from argosy.errors import (
 )
 
 _LOG = logging.getLogger("argosy.checkpoint")
+_REMEMBERED = 16
+"""Steps of which it is known when they were begun, for the events that come long after."""
+
+
+What = Literal[
+    "requested",
+    "staged",
+    "durable",
+    "uploaded",
+    "copied",
+    "failed",
+    "upload_failed",
+    "copy_failed",
+]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a save."""
 
-    what: Literal["requested", "staged", "durable", "uploaded", "failed", "upload_failed"]
+    what: What
     step: int
     seconds: float
     """Since it was requested."""
@@ -72,7 +89,8 @@ class _Hops(msgspec.Struct, frozen=True, kw_only=True):
 class Checkpointer:
     """Checkpoints of one run in one directory."""
 
-    def __init__(
+    # One more than is allowed elsewhere: each is a noun of its own, by name alone, and most scripts give none.
+    def __init__(  # noqa: PLR0913
         self,
         directory: Path | str,
         *,
@@ -82,6 +100,7 @@ class Checkpointer:
         listener: Listener | None = None,
         writing: Writing | None = None,
         objects: Objects | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.path = Path(directory)
         self._writing = writing or Writing()
@@ -90,13 +109,17 @@ class Checkpointer:
         self._run = run
         self._group = group or groups.of_process()
         self._listener = listener
-        self._chain = Chain(self.catalogue, objects)
-        self._uploader: Uploader | None = None
-        if objects is not None and self._group.rank == 0:
-            self._uploader = Uploader(self.path, run, objects, self._hear_upload)
+        joined = Joined(peers, self._group, run, self.path) if peers is not None else None
+        self._joined = joined
+        self._chain = Chain(self.catalogue, objects, joined.listing if joined else None)
         self._begun: dict[int, float] = {}
-        held = self._uploader.held if self._uploader is not None else None
-        self.cleaner = Cleaner(self.catalogue, keep, held)
+        uploader = copier = None
+        if objects is not None and self._group.rank == 0:
+            uploader = Uploader(self.path, run, objects, self._hear_upload)
+        if joined is not None and joined.is_first:
+            copier = Uploader(self.path, run, joined.copying, self._hear_copy)
+        self._senders = Senders(uploader, copier)
+        self.cleaner = Cleaner(self.catalogue, keep, self._senders.held)
         self._schedule = Schedule(Interval(), self._group)
         self._store: Store | None = None
         self._parent: Parent | None = None
@@ -150,8 +173,7 @@ class Checkpointer:
         begun = time.monotonic()
         if self._background is not None:
             self._background.wait() if wait else self._background.raise_failed()
-        if self._uploader is not None:
-            self._uploader.raise_failed()
+        self._senders.raise_failed()
         self._say("requested", step, begun)
         self._schedule.requested(step)
         facts = Facts(
@@ -203,10 +225,11 @@ class Checkpointer:
             crc32c = manifests.crc_of(data)
         self._parent = Parent(step=step, crc32c=crc32c)
         self._say("durable", step, begun)
+        self._begun[step] = begun
+        for old in list(self._begun)[:-_REMEMBERED]:
+            del self._begun[old]
+        self._senders.offer(step)
         if self._group.rank == 0:
-            if self._uploader is not None:
-                self._begun[step] = begun
-                self._uploader.offer(step)
             self.cleaner.start(self._opened_store(), step)
 
     def load(
@@ -219,7 +242,7 @@ class Checkpointer:
     ) -> Loaded | None:
         """Fill a state from the newest good checkpoint, or from the step that is named; None when there is none yet.
 
-        With an object store the newest step of all is taken, from the disk if it has it. What cannot be used is gone around, with a warning.
+        With peers or an object store the newest step of all is taken, from the disk if it has it. What cannot be used is gone around, with a warning.
         """
         if self._background is not None:
             self._background.wait()
@@ -247,7 +270,7 @@ class Checkpointer:
 
     def _hops(self, step: int | None) -> list[Hop]:
         """Newest first, as rank 0 sees them: a listing may differ from host to host."""
-        if step is not None and not self._chain.has_objects:
+        if step is not None and self._chain.is_disk_alone:
             return [Hop(step)]
         found, failure = _Hops(), None
         if self._group.rank == 0:
@@ -307,12 +330,11 @@ class Checkpointer:
         return self.catalogue.steps()
 
     def wait_uploaded(self, timeout: float | None = None) -> None:
-        """Until what is durable has been uploaded, or given up; TimedOut after so many seconds."""
+        """Until what is durable has been uploaded and copied to peers, or given up; TimedOut after so many seconds."""
         if self._background is not None:
             self._background.wait()
-        if self._uploader is not None:
-            self._uploader.wait(timeout)
-            self._uploader.raise_failed()
+        self._senders.wait(timeout)
+        self._senders.raise_failed()
 
     def close(self) -> None:
         """Let another process save here; waits for saves that go on, for uploads and for removals, and raises what went wrong with them."""
@@ -320,14 +342,14 @@ class Checkpointer:
         try:
             if background is not None:
                 background.wait()
-            if self._uploader is not None:
-                self._uploader.wait()
-                self._uploader.raise_failed()
+            self._senders.wait()
+            self._senders.raise_failed()
         finally:
             if background is not None:
                 background.close()
-            if self._uploader is not None:
-                self._uploader.close()
+            self._senders.close()
+            if self._joined is not None:
+                self._joined.close()
             self.cleaner.wait()
             self._close_store()
 
@@ -379,9 +401,9 @@ class Checkpointer:
             self._opened_store().lock(self._run, patience_seconds=self._writing.deadline_seconds)
             self._opened_store().sweep(keep=self._group.session)
             saved = self.steps()
-            if self._uploader is not None and saved:
+            if saved:
                 # What an earlier session did not come to.
-                self._uploader.offer(saved[-1], is_old=True)
+                self._senders.offer_old(saved[-1])
 
     def _load_one(
         self, hop: Hop, state: Mapping[str, Any], rules: Rules | None, streams: bool
@@ -402,20 +424,27 @@ class Checkpointer:
 
     def _hear_upload(self, answer: Uploaded | Failed) -> None:
         """What became of an upload; in its thread."""
+        self._hear_sent(answer, "uploaded", "upload_failed")
+
+    def _hear_copy(self, answer: Uploaded | Failed) -> None:
+        """What became of a copy to peers; in its thread."""
+        self._hear_sent(answer, "copied", "copy_failed")
+
+    def _hear_sent(self, answer: Uploaded | Failed, done: What, failed: What) -> None:
         is_own = answer.step in self._begun
-        begun = self._begun.pop(answer.step, time.monotonic())
+        begun = self._begun.get(answer.step, time.monotonic())
         if isinstance(answer, Failed):
-            _LOG.warning("step %d is not uploaded: %s", answer.step, answer.what)
-            self._say("upload_failed", answer.step, begun, answer.what)
+            _LOG.warning("step %d is not %s: %s", answer.step, done, answer.what)
+            self._say(failed, answer.step, begun, answer.what)
         elif is_own or answer.is_new:
             if answer.trouble:
                 _LOG.warning("old uploads were not removed: %s", answer.trouble)
             detail = f"{answer.sent_bytes} bytes sent, {answer.referred_bytes} unchanged"
-            self._say("uploaded", answer.step, begun, detail)
-        if self._store is not None:
+            self._say(done, answer.step, begun, detail)
+        if self._store is not None and self._group.rank == 0:
             self.cleaner.start(self._store, None)
 
-    def _say(self, what: Any, step: int, begun: float, detail: str = "") -> None:
+    def _say(self, what: What | Stage, step: int, begun: float, detail: str = "") -> None:
         event = Event(what=what, step=step, seconds=time.monotonic() - begun, detail=detail)
         _LOG.info("step %d %s after %.3f s %s", step, what, event.seconds, detail)
         if self._listener is not None:

@@ -7,6 +7,7 @@ Pure; docs/reference/checkpoint-format.md is the law.
 from __future__ import annotations
 
 import re
+import zlib
 from typing import Literal, get_args
 
 from argosy.errors import CheckpointDamaged, ConfigError
@@ -73,6 +74,12 @@ def removed_name(step: int, nonce: str) -> str:
 def socket_name(host: str) -> str:
     """Where the writer process of a host listens; short, as addresses of sockets are."""
     return f".writer-{re.sub(r'[^A-Za-z0-9.-]', '_', host)[:40]}"
+
+
+def holder_name(host: str) -> str:
+    """Where the holder of a host's memory listens; names that differ in what cannot stay differ in their checksum."""
+    plain = re.sub(r"[^A-Za-z0-9.-]", "_", host)[:40]
+    return f"holder-{plain}" if plain == host else f"holder-{plain}-{zlib.crc32(host.encode()):08x}"
 
 
 def damaged_name(step: int) -> str:

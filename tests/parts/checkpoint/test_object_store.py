@@ -264,7 +264,7 @@ def test_an_object_that_changes_before_the_commit_is_noticed(far):
 
 
 def test_order_is_newest_first_and_the_disk_before_objects():
-    assert order([1, 3], [2, 3, 4]) == [
+    assert order({"disk": [1, 3], "objects": [2, 3, 4]}) == [
         Hop(4, "objects"),
         Hop(3),
         Hop(3, "objects"),

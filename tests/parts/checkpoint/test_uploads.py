@@ -92,7 +92,7 @@ def test_an_upload_that_fails_is_raised_by_the_next_call_where_that_is_wanted(tm
         checkpointer.save(1, state(1))
     checkpointer = Checkpointer(tmp_path / "second", objects=Objects(far, raises=True))
     checkpointer.save(1, state(1))
-    checkpointer._uploader.wait(30)
+    checkpointer._senders.wait(30)
     with pytest.raises(ConfigError, match="is uploaded into by another run"):
         checkpointer.save(2, state(2))
     checkpointer.close()

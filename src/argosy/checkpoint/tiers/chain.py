@@ -1,13 +1,14 @@
-"""Which checkpoint to load, and from where: the newest step of all; of one step the disk's copy before the object store's.
+"""Which checkpoint to load, and from where: the newest step of all; of one step the disk's copy before the peers', the object store's last.
 
 The checkpointer tries the hops in their order until one proves whole. An object store that another run uploads into, or that does not answer while
-the disk has something, is gone around with a warning. No torch.
+the disk or peers have something, is gone around with a warning. No torch.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 import msgspec
 
@@ -19,26 +20,31 @@ from argosy.errors import HomeError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
 _PATIENCE_SECONDS = 120.0
+Tier = Literal["disk", "peers", "objects"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
 
 
 class Hop(msgspec.Struct, frozen=True):
     """A checkpoint that may be loaded."""
 
     step: int
-    source: Literal["disk", "objects"] = "disk"
+    source: Tier = "disk"
 
 
-def order(on_disk: list[int], in_objects: list[int]) -> list[Hop]:
-    """Newest first, the disk first of equals."""
-    found = [Hop(step) for step in on_disk] + [Hop(step, "objects") for step in in_objects]
-    return sorted(found, key=lambda hop: (-hop.step, hop.source))
+def order(steps: Mapping[Tier, Sequence[int]]) -> list[Hop]:
+    """Newest first; of equals the tier that costs others least."""
+    found = [Hop(step, tier) for tier in TIERS for step in steps.get(tier, ())]
+    return sorted(found, key=lambda hop: -hop.step)
 
 
 class Chain:
     """The places of a run's checkpoints."""
 
-    def __init__(self, disk: Listing, objects: Objects | None) -> None:
+    def __init__(
+        self, disk: Listing, objects: Objects | None, peers: Listing | None = None
+    ) -> None:
         self._disk = disk
+        self._peers = peers
         # At once: an address, a key or a package that cannot be used is refused before anything begins. Nothing is asked yet.
         self._remote = (
             None
@@ -47,22 +53,29 @@ class Chain:
         )
 
     @property
-    def has_objects(self) -> bool:
-        """Whether there is more than the disk."""
-        return self._remote is not None
+    def is_disk_alone(self) -> bool:
+        """Whether there is nothing else."""
+        return self._remote is None and self._peers is None
 
     def hops(self, step: int | None = None) -> list[Hop]:
         """What to try, the best first: all steps, or the copies of one; the disk's is tried when there is none of that."""
-        if self._remote is None:
-            return order(self._disk.steps(), []) if step is None else [Hop(step)]
-        on_disk = self._disk.steps()
-        found = order(on_disk, self._in_objects(on_disk))
+        if self.is_disk_alone:
+            return order({"disk": self._disk.steps()}) if step is None else [Hop(step)]
+        steps: dict[Tier, Sequence[int]] = {"disk": self._disk.steps()}
+        if self._peers is not None:
+            steps["peers"] = self._peers.steps()
+        if self._remote is not None:
+            steps["objects"] = self._in_objects(steps)
+        found = order(steps)
         if step is None:
             return found
         return [hop for hop in found if hop.step == step] or [Hop(step)]
 
     def listing_of(self, hop: Hop) -> Listing:
         """Where a hop leads."""
+        if hop.source == "peers":
+            assert self._peers is not None
+            return self._peers
         return self._disk if hop.source == "disk" else self.remote
 
     def took(self, hop: Hop) -> None:
@@ -76,16 +89,16 @@ class Chain:
         assert self._remote is not None
         return self._remote
 
-    def _in_objects(self, on_disk: list[int]) -> list[int]:
+    def _in_objects(self, elsewhere: Mapping[Tier, Sequence[int]]) -> list[int]:
         try:
             steps = self.remote.steps()
             owner = ""
             if steps:
                 owner = claims.owner_if_foreign(
-                    self.remote.bucket, self._disk.path, has_steps=bool(on_disk)
+                    self.remote.bucket, self._disk.path, has_steps=bool(elsewhere["disk"])
                 )
         except (TimedOut, HomeError) as failure:
-            if not on_disk:
+            if not any(elsewhere.values()):
                 # Nothing is known: to begin anew would be to forget what may be there.
                 raise
             _LOG.warning("what lies in the object store is not known: %s", failure)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from argosy.checkpoint.peers.settings import Copying
 from argosy.checkpoint.tiers.settings import Objects
 
 
@@ -15,7 +16,9 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
     store: str
     run: str
-    objects: Objects
+    objects: Objects | None = None
+    copying: Copying | None = None
+    """One of them: where steps go."""
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, tag="send"):
@@ -32,7 +35,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class Uploaded(msgspec.Struct, frozen=True, kw_only=True, tag="uploaded"):
-    """The step is committed in the object store; all in bytes of plain files."""
+    """The step is committed in the object store, or in the memory of peers; all in bytes of plain files."""
 
     step: int
     sent_bytes: int

@@ -1,4 +1,4 @@
-"""The process that uploads: takes steps from the checkpointer one by one, sends them, and keeps what the rules say.
+"""The process that uploads, or copies to peers: takes steps from the checkpointer one by one, sends them, and keeps what the rules say.
 
 It has a low priority and is no child of training's terminal: when the checkpointer is dead it finishes what it has and ends. One upload at a time
 from a store, by a lock; the next session's waits for it. `python -m argosy.checkpoint.tiers` runs it. No torch.
@@ -13,12 +13,17 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Protocol
 
 from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.peers import copies
+from argosy.checkpoint.peers.settings import Copying
+from argosy.checkpoint.peers.unixroute import UnixRoute
 from argosy.checkpoint.tiers import claims, orders, uploads
 from argosy.checkpoint.tiers.keeping import Keeper
 from argosy.checkpoint.tiers.orders import Answer, Begin, Failed, Progress, Send, Uploaded
 from argosy.checkpoint.tiers.remotes import RemoteListing
+from argosy.checkpoint.tiers.settings import Objects
 from argosy.checkpoint.writer.pacing import Pace, Rate, lower_priority
 from argosy.errors import ArgosyError, ConfigError
 
@@ -33,38 +38,84 @@ def main() -> int:
     begin = orders.decode_order(sys.stdin.buffer.readline())
     if not isinstance(begin, Begin):
         return ConfigError.exit_code
-    serving = Serving(begin)
+    work = work_of(begin)
     for line in sys.stdin.buffer:
         order = orders.decode_order(line)
         if isinstance(order, Send):
-            say(serving.carry_out(order.step))
+            say(carry_out(work, order.step))
     return 0
 
 
-class Serving:
-    """Everything the process does."""
+class Work(Protocol):
+    """What the process does with a step."""
 
-    def __init__(self, begin: Begin) -> None:
-        self._objects = begin.objects
-        self._store = Path(begin.store)
-        self._run = begin.run
+    def send(self, step: int) -> Uploaded:
+        """Have it where it belongs."""
+
+
+def work_of(begin: Begin) -> Work:
+    """As it was told."""
+    if begin.copying is not None:
+        return PeerCopies(Path(begin.store), begin.copying)
+    assert begin.objects is not None
+    return Uploads(Path(begin.store), begin.run, begin.objects)
+
+
+def carry_out(work: Work, step: int) -> Answer:
+    """Send a step; whatever goes wrong is an answer."""
+    try:
+        return work.send(step)
+    except ArgosyError as failure:
+        kind = type(failure).__name__
+        return Failed(step=step, kind=kind, what=failure.what, fix=failure.fix)
+    except Exception:  # noqa: BLE001 - the last resort of the process: the checkpointer must hear of it
+        return Failed(step=step, kind="", what=traceback.format_exc(limit=8))
+
+
+class PeerCopies:
+    """Steps into the memory of peers."""
+
+    def __init__(self, store: Path, copying: Copying) -> None:
+        self._listing = Listing(store)
+        self._copying = copying
+        self._route = UnixRoute(copying.peers)
+        self._rate = Rate()
+
+    def send(self, step: int) -> Uploaded:
+        """This host's part of it."""
+        begun, peers = time.monotonic(), self._copying.peers
+
+        def tell(num_bytes: int) -> None:
+            say(Progress(step=step, num_bytes=num_bytes))
+
+        pace = Pace(self._rate, peers.bytes_per_second, peers.deadline_seconds, tell)
+        with self._listing.folder(step) as folder:
+            copied = copies.copy(folder, self._route, self._copying, pace)
+        return Uploaded(
+            step=step,
+            sent_bytes=copied.sent_bytes,
+            found_bytes=copied.found_bytes,
+            referred_bytes=0,
+            is_new=bool(copied.sent_bytes),
+            seconds=time.monotonic() - begun,
+        )
+
+
+class Uploads:
+    """Steps into an object store."""
+
+    def __init__(self, store: Path, run: str, objects: Objects) -> None:
+        self._objects = objects
+        self._store = store
+        self._run = run
         self._listing = Listing(self._store)
         self._remote: RemoteListing | None = None
         self._keeper: Keeper | None = None
         self._claim = 0
         self._rate = Rate()
 
-    def carry_out(self, step: int) -> Answer:
-        """Upload a step; whatever goes wrong is an answer."""
-        try:
-            return self._upload(step)
-        except ArgosyError as failure:
-            kind = type(failure).__name__
-            return Failed(step=step, kind=kind, what=failure.what, fix=failure.fix)
-        except Exception:  # noqa: BLE001 - the last resort of the process: the checkpointer must hear of it
-            return Failed(step=step, kind="", what=traceback.format_exc(limit=8))
-
-    def _upload(self, step: int) -> Uploaded:
+    def send(self, step: int) -> Uploaded:
+        """All of it that is not there."""
         begun = time.monotonic()
         seconds = self._objects.deadline_seconds
 

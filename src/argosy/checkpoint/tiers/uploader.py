@@ -1,4 +1,4 @@
-"""The checkpointer's side of uploads: which steps go, one after another, to a process of its own, and what became of them.
+"""The checkpointer's side of uploads and of copies to peers: which steps go, one after another, to a process of its own, and what became of them.
 
 Never waits in training's way: a thread talks to the process. When uploads are slower than saves the oldest that wait are left out. A process that
 dies is started again and goes on where it was. Held steps must stay on disk until then. No torch.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -19,8 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-import argosy
 from argosy import errors
+from argosy.checkpoint import processes
+from argosy.checkpoint.peers.settings import Copying
 from argosy.checkpoint.tiers import orders
 from argosy.checkpoint.tiers.orders import Answer, Begin, Failed, Progress, Send, Uploaded
 from argosy.checkpoint.tiers.settings import Objects
@@ -37,11 +37,14 @@ Told = Callable[[Uploaded | Failed], None]
 
 
 class Uploader:
-    """The uploads of one store."""
+    """The uploads of one store, or its copies to peers."""
 
-    def __init__(self, store: Path, run: str, objects: Objects, told: Told) -> None:
-        self.objects = objects
-        self._begin = Begin(store=str(store.absolute()), run=run, objects=objects)
+    def __init__(self, store: Path, run: str, target: Objects | Copying, told: Told) -> None:
+        copying = target if isinstance(target, Copying) else None
+        objects = target if isinstance(target, Objects) else None
+        self._rules = target.peers if isinstance(target, Copying) else target
+        self._done = "uploaded" if copying is None else "copied to peers"
+        self._begin = Begin(store=str(store.absolute()), run=run, objects=objects, copying=copying)
         self._told = told
         self._changed = threading.Condition()
         self._waiting: list[int] = []
@@ -65,8 +68,8 @@ class Uploader:
         now = time.monotonic()
         with self._changed:
             since = None if self._offered_at is None else now - self._offered_at
-            is_early = since is not None and since < self.objects.every_seconds
-            if self._is_closing or step % self.objects.every or (is_early and not is_old):
+            is_early = since is not None and since < self._rules.every_seconds
+            if self._is_closing or step % self._rules.every or (is_early and not is_old):
                 return False
             if not is_old:
                 self._offered_at = now
@@ -81,7 +84,7 @@ class Uploader:
                 atexit.register(_abandon, weakref.ref(self))
             self._changed.notify_all()
         for one in left_out:
-            _LOG.warning("step %d is not uploaded: uploads are slower than saves", one)
+            _LOG.warning("step %d is not %s: that is slower than saves are", one, self._done)
         return True
 
     def held(self) -> set[int]:
@@ -95,15 +98,15 @@ class Uploader:
         with self._changed:
             if not self._changed.wait_for(self._is_idle, timeout):
                 raise TimedOut(
-                    f"step {self._current} is not uploaded after {timeout} s",
-                    fix="wait longer, or see whether the object store answers",
+                    f"step {self._current} is not {self._done} after {timeout} s",
+                    fix="wait longer, or see whether the other side answers",
                 )
 
     def raise_failed(self) -> None:
         """By the policy: raise the first failure that nobody was told yet."""
         with self._changed:
             failures, self._failures = self._failures, []
-        if failures and self.objects.raises:
+        if failures and self._rules.raises:
             raise failures[0]
 
     def statistics(self) -> dict[str, object]:
@@ -194,8 +197,6 @@ class Uploader:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            own = str(Path(argosy.__file__).parents[1])
-            paths = [own, *filter(None, [os.environ.get("PYTHONPATH")])]
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "argosy.checkpoint.tiers"],
                 stdin=subprocess.PIPE,
@@ -203,7 +204,7 @@ class Uploader:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
                 cwd="/",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=processes.environment(),
             )
             assert self._process.stdin is not None
             self._process.stdin.write(orders.encode(self._begin))

@@ -1,0 +1,44 @@
+"""How the memory of hosts is reached: `Route` is all that the tier needs of it, by names of hosts.
+
+On one machine it is a socket per pretended host (unixroute.py). A route over a network is another implementation of this and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from argosy.checkpoint.peers.labels import Address, Label
+from argosy.errors import TimedOut
+
+Fill = Callable[[int, memoryview], None]
+"""Puts the bytes of a stretch from a place on, counted from its beginning, into memory."""
+
+
+class PeerAbsent(TimedOut):
+    """Nobody answers for the memory of a host."""
+
+
+class Route(Protocol):
+    """Puts, gets, lists and drops of checksummed stretches at hosts. Every call is bounded in time and raises PeerAbsent when nobody answers."""
+
+    def start(self, host: str) -> None:
+        """Have a holder at this host, which must be the caller's own; it lives on when the caller ends."""
+
+    def put(self, host: str, label: Label, fill: Fill) -> int:
+        """Have a stretch kept: all of it, or nothing is seen of it. Bytes that were sent; none when it was there."""
+
+    def get(self, host: str, address: Address, start: int, into: memoryview) -> None:
+        """Bytes that are still what was put; CheckpointDamaged otherwise."""
+
+    def list(self, host: str, run: str) -> list[Label]:
+        """What has come whole."""
+
+    def drop(self, host: str, run: str, owner: str, step: int) -> None:
+        """Let an owner's part of a step go."""
+
+    def end(self, host: str) -> None:
+        """Let everything go and end the holder; nothing when there is none."""
+
+    def close(self) -> None:
+        """Nothing more is asked."""
