@@ -138,12 +138,13 @@ def _from_parity(there: Mapping[str, Sequence[Label]], wanted: Label) -> Source 
     """Of each stretch: the parity it is in, without the other members' that are in it too."""
     stretches = []
     for host in sorted(there):
-        folded = [label for label in there[host] if label.is_folded and _is_beside(label, wanted)]
-        own = [label for label in folded if _is_same_part(label, wanted)]
-        owners = {label.owner for label in folded}
-        if not own or owners != set(own[0].members) - {host}:
+        own = [one for one in there[host] if one.is_folded and _is_same_part(one, wanted)]
+        if not own:
             continue
         mine = own[0]
+        folded = [label for label in there[host] if label.is_folded and _is_beside(label, mine)]
+        if {label.owner for label in folded} != set(mine.members) - {host}:
+            continue
         pieces = [
             Piece(
                 host=host,
@@ -187,7 +188,8 @@ def _is_same_part(label: Label, other: Label) -> bool:
 
 
 def _is_beside(label: Label, other: Label) -> bool:
-    return (label.run, label.step) == (other.run, other.step) and other.owner in label.members
+    mine, others = (label.run, label.step, label.members), (other.run, other.step, other.members)
+    return mine == others
 
 
 def _address(label: Label) -> Address:
