@@ -111,6 +111,10 @@ class TimedOut(ArgosyError):
     exit_code = 75
 
 
+class PeerAbsent(TimedOut):
+    """Nobody answers for the memory that a host keeps for its peers."""
+
+
 class MismatchError(ArgosyError):
     """Ranks called different things at the same place; names both ranks and call sites."""
 

@@ -30,6 +30,8 @@ IDENTITY = ".identity"
 UPLOADER = ".uploader"
 """Locked by the process that uploads from here."""
 PINS = "pins"
+HOLDERS = 1
+"""Version of what is said to the holders of peers' memory."""
 SUFFIX = ".safetensors"
 
 MOST_MANIFEST_BYTES = 256 << 20
@@ -77,9 +79,10 @@ def socket_name(host: str) -> str:
 
 
 def holder_name(host: str) -> str:
-    """Where the holder of a host's memory listens; names that differ in what cannot stay differ in their checksum."""
+    """Where the holder of a host's memory listens: one of another version is another; what cannot stay of a name is told apart by a checksum."""
     plain = re.sub(r"[^A-Za-z0-9.-]", "_", host)[:40]
-    return f"holder-{plain}" if plain == host else f"holder-{plain}-{zlib.crc32(host.encode()):08x}"
+    apart = "" if plain == host else f"-{zlib.crc32(host.encode()):08x}"
+    return f"holder-{HOLDERS}-{plain}{apart}"
 
 
 def damaged_name(step: int) -> str:

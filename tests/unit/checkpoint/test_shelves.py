@@ -127,6 +127,20 @@ def test_damage_in_a_parity_is_still_noticed_after_another_stretch_was_added(she
         got(shelves, 1, 100, owner="", members=GROUP)
 
 
+def test_a_stretch_that_comes_twice_at_once_is_in_the_parity_once(shelves):
+    put(shelves, 1, data_of(1, 100), owner="b", members=GROUP, is_folded=True)
+    data = data_of(2, 100)
+    one = label(1, data, owner="c", members=GROUP, is_folded=True)
+    both = [shelves.begin(one), shelves.begin(one)]
+    for incoming in both:
+        incoming.room(100)[:] = data
+        incoming.took(100, checksums.of_bytes(data))
+        shelves.finish(incoming)
+    joined = bytes(x ^ y for x, y in zip(data_of(1, 100), data, strict=True))
+    assert got(shelves, 1, 100, owner="", members=GROUP) == joined
+    assert shelves.statistics()["coming"] == 0
+
+
 def test_a_parity_begins_anew_when_a_member_has_saved_the_step_again(shelves):
     for owner in "bc":
         put(shelves, 1, data_of(1, 100), owner=owner, members=GROUP, is_folded=True)

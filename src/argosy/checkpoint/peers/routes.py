@@ -9,14 +9,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from argosy.checkpoint.peers.labels import Address, Label
-from argosy.errors import TimedOut
 
 Fill = Callable[[int, memoryview], None]
 """Puts the bytes of a stretch from a place on, counted from its beginning, into memory."""
-
-
-class PeerAbsent(TimedOut):
-    """Nobody answers for the memory of a host."""
 
 
 class Route(Protocol):

@@ -6,6 +6,7 @@ been there for a long time. `python -m argosy.checkpoint.peers` runs it.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -42,7 +43,7 @@ class Serving:
         self._name = name
         self._own = sockets.inode_of(name, directory)
         self._shelves = shelves
-        self._threads: list[threading.Thread] = []
+        self._clients: dict[threading.Thread, socket.socket] = {}
         self._is_ending = False
 
     def serve(self, linger_seconds: float) -> None:
@@ -50,8 +51,8 @@ class Serving:
         self._listener.settimeout(_LOOK_SECONDS)
         lonely_since = time.monotonic()
         while not self._is_ending and time.monotonic() - lonely_since < linger_seconds:
-            self._threads = [one for one in self._threads if one.is_alive()]
-            if self._threads:
+            self._clients = {one: link for one, link in self._clients.items() if one.is_alive()}
+            if self._clients:
                 lonely_since = time.monotonic()
             try:
                 link, _ = self._listener.accept()
@@ -59,15 +60,19 @@ class Serving:
                 continue  # nobody came, or it was told to end
             link.settimeout(None)
             thread = threading.Thread(target=self._attend, args=(link,), daemon=True)
+            self._clients[thread] = link
             thread.start()
-            self._threads.append(thread)
         self._leave()
 
     def _leave(self) -> None:
-        """Nobody finds it from here on."""
+        """Nobody finds it from here on, and whoever is connected sees the end."""
         if sockets.inode_of(self._name, self._directory) == self._own:
             sockets.remove(self._name, self._directory)
         self._listener.close()
+        for thread, link in self._clients.items():
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
     def _attend(self, link: socket.socket) -> None:
         with link:
@@ -94,7 +99,8 @@ class Serving:
             elif isinstance(said, End):
                 self._is_ending = True
                 messages.send(link, Done())
-                self._listener.shutdown(socket.SHUT_RDWR)
+                # Who waits for the next client does not see the flag before one comes.
+                sockets.answers(f"/proc/self/fd/{self._directory}/{self._name}")
             else:
                 raise ProtocolError(f"{type(said).__name__} was not expected")
         except ProtocolError:

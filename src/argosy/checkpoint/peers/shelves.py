@@ -163,6 +163,8 @@ class Shelves:
             )
         with self._lock:
             self._coming.remove(incoming)
+            if label in self._labels():
+                return  # somebody else has put it meanwhile; into a parity it must not come twice
             series = self._kept.setdefault((label.run, label.members), {})
             series.setdefault(label.step, _Kept()).put(label, incoming.memory)
             self._tidy(label)

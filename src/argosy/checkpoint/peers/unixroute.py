@@ -32,9 +32,9 @@ from argosy.checkpoint.peers.messages import (
     Refused,
     Said,
 )
-from argosy.checkpoint.peers.routes import Fill, PeerAbsent
+from argosy.checkpoint.peers.routes import Fill
 from argosy.checkpoint.peers.settings import Peers
-from argosy.errors import CheckpointDamaged, ClusterError, ProtocolError
+from argosy.errors import CheckpointDamaged, ClusterError, PeerAbsent, ProtocolError
 
 _START_SECONDS = 60.0
 
@@ -157,15 +157,18 @@ class UnixRoute:
     def _connected(self, host: str) -> socket.socket:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.settimeout(self._peers.patience_seconds)
+        why = "it is another user's"
         try:
             sockets.connect(link, self.directory, names.holder_name(host))
+            if sockets.is_own_user(link):
+                return link
         except OSError as failure:
-            link.close()
-            raise PeerAbsent(
-                f"nobody holds memory for {host}: {failure.strerror or failure}",
-                fix="see whether the host lives: its own checkpointer starts the holder",
-            )
-        return link
+            why = failure.strerror or str(failure)
+        link.close()
+        raise PeerAbsent(
+            f"nobody holds memory for {host}: {why}",
+            fix="see whether the host lives: its own checkpointer starts the holder",
+        )
 
     def _launch(self, host: str) -> None:
         """When this returns a holder listens."""

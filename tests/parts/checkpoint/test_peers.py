@@ -1,0 +1,434 @@
+"""Checkpoints in the memory of other hosts: several holders on this machine, some of which are killed, full, damaged or missing."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from argosy.checkpoint import Checkpointer, Peers, names, sockets
+from argosy.checkpoint.boards import FileBoard, Group
+from argosy.checkpoint.folders import Folder
+from argosy.checkpoint.peers import copies, messages
+from argosy.checkpoint.peers.labels import CHUNK_BYTES, Address, Image, Label, Share
+from argosy.checkpoint.peers.messages import Block, Put, Ready, Refused
+from argosy.checkpoint.peers.recalls import PeerListing
+from argosy.checkpoint.peers.serving import Serving
+from argosy.checkpoint.peers.settings import Copying
+from argosy.checkpoint.peers.shelves import Shelves
+from argosy.checkpoint.peers.unixroute import UnixRoute
+from argosy.errors import CheckpointDamaged, ConfigError, NoRoom, PeerAbsent
+
+HOSTS = ("a", "b", "c")
+SIZES = {"a": 700_000, "b": 900_000, "c": 100, "d": 400_000}
+
+
+def state(host, step):
+    generator = torch.Generator().manual_seed(1000 * ord(host) + step)
+    return {"x": torch.randn(SIZES[host], generator=generator), "note": f"{host}{step}"}
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+class Fleet:
+    """Hosts with a store each; holders in threads of this process, or in processes of their own."""
+
+    def __init__(self, path, hosts=HOSTS, **settings):
+        self.path = path
+        self.hosts = hosts
+        self.settings = {"directory": str(path / "sockets"), "run": "run", **settings}
+        self.shelves = {}
+        self.threads = {}
+        self.route = UnixRoute(self.peers(hosts[0]))
+        self.route.directory.mkdir(parents=True, exist_ok=True)
+
+    def peers(self, host, **more):
+        return Peers(hosts=self.hosts, host=host, **self.settings | more)
+
+    def hold(self, *hosts, most_bytes=200 * CHUNK_BYTES):
+        """Holders in threads, whose memory a test can reach."""
+        for host in hosts or self.hosts:
+            directory = os.open(self.route.directory, os.O_RDONLY | os.O_DIRECTORY)
+            shelves = self.shelves[host] = Shelves(most_bytes=most_bytes, keep=2)
+            listener = sockets.listen(directory, names.holder_name(host))
+            serving = Serving(listener, directory, names.holder_name(host), shelves)
+
+            def serve(serving=serving, directory=directory):
+                serving.serve(3600)
+                os.close(directory)
+
+            self.threads[host] = threading.Thread(target=serve)
+            self.threads[host].start()
+
+    def copy(self, host, step, route=None):
+        """As the process that copies does it."""
+        copying = Copying(peers=self.peers(host), run="run", share=Share())
+        with Folder(self.path / host / names.step_name(step)) as folder:
+            return copies.copy(folder, route or self.route, copying)
+
+    def save(self, *steps):
+        for step in steps:
+            for host in self.hosts:
+                with Checkpointer(self.path / host) as checkpointer:
+                    checkpointer.save(step, state(host, step))
+                self.copy(host, step)
+
+    def lose(self, *hosts):
+        """Memory and disk."""
+        for host in hosts:
+            self.route.end(host)
+            shutil.rmtree(self.path / host)
+
+    def listing(self, host):
+        return PeerListing(self.route, self.hosts, "run", host)
+
+    def load(self, host, **more):
+        """A replacement comes up in the place of a host; None when it finds nothing."""
+        found = {"x": torch.zeros(SIZES[host]), "note": ""}
+        with Checkpointer(self.path / host, peers=self.peers(host, **more)) as checkpointer:
+            loaded = checkpointer.load(found)
+        if loaded is not None:
+            assert loaded.values["note"] == f"{host}{loaded.step}"
+            assert torch.equal(found["x"], state(host, loaded.step)["x"])
+        return loaded
+
+    def end(self):
+        for host in self.hosts:
+            self.route.end(host)
+        for thread in self.threads.values():
+            thread.join(20)
+        self.route.close()
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def make(**settings):
+            found = Fleet(tmp_path, **settings)
+            stack.callback(found.end)
+            return found
+
+        yield make
+
+
+@pytest.mark.parametrize("scheme", ["buddy", "parity"])
+def test_a_host_that_has_lost_memory_and_disk_gets_the_same_bits_back(fleet, scheme, caplog):
+    caplog.set_level(logging.INFO, "argosy.checkpoint")
+    hosts = fleet(scheme=scheme, hosts=("a", "b", "c", "d"))
+    hosts.hold()
+    hosts.save(1, 2)
+    for lost in hosts.hosts:
+        kept = hosts.path / "kept"
+        shutil.copytree(hosts.path / lost, kept)
+        hosts.lose(lost)
+        hosts.hold(lost)
+        listing = hosts.listing(lost)
+        assert listing.steps() == [1, 2]
+        assert listing.verify(2).faults == []
+        with listing.folder(2) as found, Folder(kept / names.step_name(2)) as original:
+            assert found.manifest_bytes == original.manifest_bytes
+        loaded = hosts.load(lost)
+        assert (loaded.step, loaded.where) == (2, "the memory of a, b, c, d")
+        assert f"the part of {lost} of step 2 is read" in caplog.text
+        assert ("rebuilt from" in caplog.text) == (scheme == "parity")
+        # What the lost host kept for others comes again with their next saves; here it is put again at once.
+        kept.rename(hosts.path / lost)
+        for host in hosts.hosts:
+            for step in (1, 2):
+                hosts.shelves[host].drop("run", host, step)
+        for step in (1, 2):
+            for host in hosts.hosts:
+                hosts.copy(host, step)
+
+
+def test_parity_takes_a_part_of_a_part_and_a_buddy_all_of_it(fleet, tmp_path):
+    used = {}
+    for scheme in ("buddy", "parity"):
+        hosts = Fleet(tmp_path / scheme, scheme=scheme)
+        hosts.hold()
+        hosts.save(1)
+        parts = {host: hosts.listing(host).place_of(1)._image.num_bytes for host in HOSTS}
+        used[scheme] = sum(one.statistics()["num_bytes"] for one in hosts.shelves.values())
+        hosts.end()
+    chunks = [-(-size // CHUNK_BYTES) for size in parts.values()]
+    assert used["buddy"] == sum(chunks) * CHUNK_BYTES
+    # The hosts' own parts, and at each the longest of the others' halves.
+    assert used["parity"] == (sum(chunks) + 2 + 2 + 2) * CHUNK_BYTES
+
+
+def test_two_hosts_of_a_group_are_too_many_and_the_disk_is_what_is_left(fleet, caplog):
+    hosts = fleet(scheme="parity")
+    hosts.hold()
+    hosts.save(1, 2)
+    hosts.lose("a", "b")
+    assert hosts.listing("a").steps() == []
+    assert hosts.listing("c").steps() == [1, 2]
+    assert hosts.load("a") is None
+    with Checkpointer(hosts.path / "b") as checkpointer:
+        checkpointer.save(1, state("b", 1))
+    assert hosts.load("b").step == 1
+    assert "nobody holds memory for a" in caplog.text
+
+
+def test_a_newer_step_in_memory_wins_over_an_older_one_on_disk(fleet):
+    hosts = fleet()
+    hosts.hold()
+    hosts.save(1, 2)
+    assert hosts.load("a").where == str(hosts.path / "a")
+    shutil.rmtree(hosts.path / "a" / names.step_name(2))
+    loaded = hosts.load("a")
+    assert (loaded.step, loaded.where) == (2, "the memory of a, b, c")
+    assert hosts.load("b").where == str(hosts.path / "b")
+
+
+def test_damaged_memory_is_gone_around(fleet, caplog):
+    hosts = fleet(scheme="parity")
+    hosts.hold()
+    hosts.save(1, 2)
+    shutil.rmtree(hosts.path / "a" / names.step_name(2))
+    members = ("a", "b", "c")
+    whole = Address(run="run", step=2, members=members, owner="a")
+    hosts.shelves["a"].memory_of(whole).bytes[1_000_000] ^= 4
+    loaded = hosts.load("a")
+    assert (loaded.step, loaded.skipped) == (2, [])
+    assert "have changed in memory" in caplog.text
+    # No way is left to that step: the next hop is tried.
+    parity = Address(run="run", step=2, members=members)
+    hosts.shelves["b"].memory_of(parity).bytes[1_000_000] ^= 4
+    loaded = hosts.load("a")
+    assert loaded.step == 1
+    assert "the part of a of step 2 cannot be had any more" in loaded.skipped[0]
+
+
+def test_a_peer_that_dies_while_it_is_read_from_ends_that_hop_alone(fleet):
+    hosts = fleet()
+    hosts.hold()
+    hosts.save(1, 2)
+    shutil.rmtree(hosts.path / "a" / names.step_name(2))
+    with hosts.listing("a").folder(2) as folder:
+        hosts.route.end("b")
+        with pytest.raises(CheckpointDamaged, match="the part of a of step 2"):
+            folder.trees()
+    assert hosts.load("a").step == 1
+
+
+@pytest.mark.parametrize("size", [10, 1_500_000])
+def test_hosts_that_share_a_store_keep_a_part_each(fleet, size):
+    hosts = fleet(scheme="parity")
+    hosts.hold()
+    store = hosts.path / "shared"
+    failures, loaded = [], {}
+    big = torch.arange(size)
+
+    def run(rank, session, save):
+        try:
+            group = Group(rank, 3, session, FileBoard(hosts.path / session), seconds=30)
+            peers = hosts.peers(HOSTS[rank])
+            with Checkpointer(store, group=group, peers=peers) as checkpointer:
+                if save:
+                    checkpointer.save(5, {"x": big})
+                    checkpointer.wait_uploaded(30)
+                found = {"x": torch.zeros_like(big)}
+                loaded[session, rank] = checkpointer.load(found), torch.equal(found["x"], big)
+        except BaseException as failure:
+            failures.append(failure)
+
+    def together(session, save):
+        (hosts.path / session).mkdir()
+        threads = [threading.Thread(target=run, args=(at, session, save)) for at in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not failures
+
+    together("first", save=True)
+    kept = [label for host in HOSTS for label in hosts.route.list(host, "run")]
+    assert sorted(one.share.index for one in kept if one.is_whole) == [0, 1, 2]
+    hosts.route.end("b")
+    hosts.hold("b")
+    shutil.rmtree(store)
+    together("second", save=False)
+    for rank in range(3):
+        found, is_equal = loaded["second", rank]
+        assert (found.step, is_equal) == (5, True)
+        assert found.where == "the memory of a, b, c"
+
+
+def test_full_memory_is_told_and_what_was_there_stays(fleet):
+    hosts = fleet()
+    hosts.hold("a", "c")
+    hosts.hold("b", most_bytes=4 * CHUNK_BYTES)
+    hosts.save(1)
+    with Checkpointer(hosts.path / "a") as checkpointer:
+        checkpointer.save(2, state("a", 2))
+    with pytest.raises(NoRoom, match="the memory of b: step 2 of a needs"):
+        hosts.copy("a", 2)
+    assert hosts.listing("a").steps() == [1]
+
+
+def test_a_missing_peer_does_not_keep_the_others_from_their_stretches(fleet):
+    hosts = fleet(scheme="parity")
+    hosts.hold("a", "c")
+    with Checkpointer(hosts.path / "a") as checkpointer:
+        checkpointer.save(1, state("a", 1))
+    with pytest.raises(PeerAbsent, match="nobody holds memory for b"):
+        hosts.copy("a", 1)
+    assert [(one.owner, one.is_folded) for one in hosts.route.list("a", "run")] == [("a", False)]
+    assert [(one.owner, one.is_folded) for one in hosts.route.list("c", "run")] == [("a", True)]
+    hosts.hold("b")
+    assert hosts.copy("a", 1).found_bytes > 0
+    assert [(one.owner, one.is_folded) for one in hosts.route.list("b", "run")] == [("a", True)]
+
+
+def label_of(num_bytes):
+    image = Image(mark=1, num_bytes=num_bytes, manifest_bytes=0, signature_bytes=0)
+    return Label(
+        run="run",
+        step=1,
+        owner="a",
+        members=("a",),
+        share=Share(),
+        image=image,
+        start=0,
+        stop=num_bytes,
+    )
+
+
+def test_bytes_that_are_not_what_their_checksum_says_are_refused(fleet):
+    hosts = fleet()
+    hosts.hold("b")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        sockets.connect(link, hosts.route.directory, names.holder_name("b"))
+        messages.send(link, Put(label=label_of(10)))
+        assert isinstance(messages.receive_answer(link), Ready)
+        messages.send(link, Block(num_bytes=10, crc32c=1), memoryview(b"0123456789"))
+        answer = messages.receive_answer(link)
+    assert isinstance(answer, Refused)
+    assert answer.kind == "CheckpointDamaged"
+    assert hosts.route.list("b", "run") == []
+    assert hosts.shelves["b"].statistics()["num_bytes"] == 0
+
+
+SAVER = """
+import sys, time
+from argosy.checkpoint.peers.labels import Label
+from argosy.checkpoint.peers.settings import Peers
+from argosy.checkpoint.peers.unixroute import UnixRoute
+import msgspec
+
+def fill(start, into):
+    if start:
+        print("half", flush=True)
+        time.sleep(600)
+
+peers = Peers(hosts=("a", "b"), host="a", directory=sys.argv[1])
+UnixRoute(peers).put("b", msgspec.json.decode(sys.argv[2], type=Label), fill)
+"""
+
+
+def test_a_saver_that_is_killed_in_the_middle_of_a_put_leaves_nothing(fleet):
+    hosts = fleet()
+    hosts.hold("b")
+    label = label_of(20 << 20)
+    argument = msgspec.json.encode(label).decode()
+    saver = subprocess.Popen(
+        [sys.executable, "-c", SAVER, str(hosts.route.directory), argument], stdout=subprocess.PIPE
+    )
+    with saver:
+        assert saver.stdout.readline() == b"half\n"
+        assert hosts.shelves["b"].statistics()["num_bytes"] == 20 << 20
+        saver.kill()
+    wait_for(lambda: hosts.shelves["b"].statistics()["coming"] == 0)
+    assert hosts.shelves["b"].statistics()["num_bytes"] == 0
+    assert hosts.route.list("b", "run") == []
+    hosts.route.put("b", label, lambda start, into: None)
+    assert hosts.route.list("b", "run") == [label]
+
+
+def holder_pid(hosts, host):
+    """Of a holder that is a process of its own: by its command line."""
+    wanted = [str(hosts.route.directory.absolute()), host]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                said = (entry / "cmdline").read_bytes().decode().split("\0")
+                if "argosy.checkpoint.peers" in said and said[3:5] == wanted:
+                    return int(entry.name)
+    return None
+
+
+def test_holders_outlive_the_session_and_a_killed_one_is_told_and_replaced(fleet):
+    hosts = fleet(hosts=("a", "b"), memory_bytes=64 << 20, every=2)
+    events = []
+    with Checkpointer(hosts.path / "b", peers=hosts.peers("b")):
+        pass
+    first = Checkpointer(hosts.path / "a", peers=hosts.peers("a"), listener=events.append)
+    with first:
+        for step in (1, 2, 3, 4):
+            first.save(step, state("a", step))
+            first.wait_uploaded(30)
+        assert [one.step for one in events if one.what == "copied"] == [2, 4]
+        assert hosts.listing("a").steps() == [2, 4]
+        os.kill(holder_pid(hosts, "b"), signal.SIGKILL)
+        wait_for(lambda: holder_pid(hosts, "b") is None)
+        first.save(6, state("a", 6))
+        first.wait_uploaded(30)
+        failed = [one for one in events if one.what == "copy_failed"]
+        assert [one.step for one in failed] == [6]
+        assert "holder of b" in failed[0].detail or "memory for b" in failed[0].detail
+        # The host's own checkpointer brings its holder back.
+        with Checkpointer(hosts.path / "b", peers=hosts.peers("b")):
+            pass
+        first.save(8, state("a", 8))
+        first.wait_uploaded(30)
+    shutil.rmtree(hosts.path / "a")
+    assert hosts.listing("a").steps() == [8]
+    assert hosts.load("a").step == 8
+    pids = [holder_pid(hosts, host) for host in ("a", "b")]
+    assert all(pids)
+    hosts.end()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert list(hosts.route.directory.iterdir()) == []
+
+
+def test_a_copy_that_failed_is_raised_where_that_is_wanted(fleet):
+    hosts = fleet(hosts=("a", "b"), raises=True)
+    hosts.hold("a")
+    with Checkpointer(hosts.path / "a", peers=hosts.peers("a")) as checkpointer:
+        checkpointer.save(1, state("a", 1))
+        with pytest.raises(PeerAbsent, match="nobody holds memory for b"):
+            checkpointer.wait_uploaded(30)
+    assert hosts.load("a").step == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": "z"},
+        {"hosts": ("a",)},
+        {"scheme": "mirror"},
+        {"every": 0},
+        {"keep": 0},
+        {"patience_seconds": 0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        Peers(**{"hosts": HOSTS, "host": "a"} | wrong)
