@@ -12,6 +12,7 @@ import sys
 from argosy.checkpoint import names, processes, sockets
 from argosy.checkpoint.peers.serving import Serving
 from argosy.checkpoint.peers.shelves import Shelves
+from argosy.checkpoint.writer import pacing
 from argosy.move import hostmemory
 
 
@@ -24,6 +25,7 @@ def main() -> int:
         # Not sys.exit(): the fork owns everything now.
         os._exit(0)
     processes.leave_terminal()
+    pacing.lower_priority()
     most_bytes = int(memory_bytes) or hostmemory.available_bytes() // 2
     shelves = Shelves(most_bytes=most_bytes, keep=int(keep))
     serving = Serving(listener, directory, names.holder_name(host), shelves)

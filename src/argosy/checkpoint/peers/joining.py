@@ -11,11 +11,17 @@ from pathlib import Path
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.peers.labels import Share
 from argosy.checkpoint.peers.recalls import PeerListing
+from argosy.checkpoint.peers.routes import Route
 from argosy.checkpoint.peers.settings import Copying, Peers
 from argosy.checkpoint.peers.unixroute import UnixRoute
 from argosy.errors import ArgosyError, ConfigError
 
 _LOG = logging.getLogger("argosy.checkpoint")
+
+
+def route_of(peers: Peers) -> Route:
+    """How these peers reach each other: all of them are on this machine."""
+    return UnixRoute(peers)
 
 
 class Joined:
@@ -35,7 +41,7 @@ class Joined:
         self.copying = Copying(peers=peers, run=name, share=share)
         self.is_first = hosts.index(peers.host) == group.rank
         """Whether it is this rank that has its host's part copied."""
-        self._route = UnixRoute(peers)
+        self._route = route_of(peers)
         self.listing = PeerListing(self._route, peers.hosts, name, own[0])
         if self.is_first:
             try:

@@ -41,8 +41,8 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
     """0 is as fast as it goes."""
     deadline_seconds: float = 600.0
     """After which the copy of a step is given up."""
-    patience_seconds: float = 10.0
-    """For one answer of a holder."""
+    patience_seconds: float = 30.0
+    """For one answer of a holder, which may have to clear the memory for a part first."""
     raises: bool = False
     """A copy that failed is raised by the next call; otherwise it is only an event and a warning."""
 

@@ -75,9 +75,10 @@ class Memory:
 class Incoming:
     """A stretch on its way; nobody sees it."""
 
-    def __init__(self, label: Label, memory: Memory) -> None:
+    memory: Memory
+
+    def __init__(self, label: Label) -> None:
         self.label = label
-        self.memory = memory
         self.num_bytes = 0
 
     def room(self, num_bytes: int) -> memoryview:
@@ -149,10 +150,15 @@ class Shelves:
                 return None
             self._forget_newer(label)
             self._make_room(label)
-            what = f"step {label.step} of {label.owner}"
-            incoming = Incoming(label, Memory(label.num_bytes, what))
+            incoming = Incoming(label)
             self._coming.append(incoming)
-            return incoming
+        try:
+            # Not under the lock: the kernel clears every page.
+            incoming.memory = Memory(label.num_bytes, f"step {label.step} of {label.owner}")
+        except BaseException:
+            self.give_up(incoming)
+            raise
+        return incoming
 
     def finish(self, incoming: Incoming) -> None:
         """All has come: from now on it is seen."""
@@ -224,7 +230,7 @@ class Shelves:
 
     def _num_bytes(self) -> int:
         kept = sum(one.num_bytes() for series in self._kept.values() for one in series.values())
-        return kept + sum(len(one.memory) for one in self._coming)
+        return kept + sum(padded(one.label.num_bytes) for one in self._coming)
 
     def _forget_newer(self, label: Label) -> None:
         for series in self._of_run(label.run):

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from argosy.checkpoint.listings import Listing
-from argosy.checkpoint.peers import copies
+from argosy.checkpoint.peers import copies, joining
 from argosy.checkpoint.peers.settings import Copying
-from argosy.checkpoint.peers.unixroute import UnixRoute
 from argosy.checkpoint.tiers import claims, orders, uploads
 from argosy.checkpoint.tiers.keeping import Keeper
 from argosy.checkpoint.tiers.orders import Answer, Begin, Failed, Progress, Send, Uploaded
@@ -78,7 +77,7 @@ class PeerCopies:
     def __init__(self, store: Path, copying: Copying) -> None:
         self._listing = Listing(store)
         self._copying = copying
-        self._route = UnixRoute(copying.peers)
+        self._route = joining.route_of(copying.peers)
         self._rate = Rate()
 
     def send(self, step: int) -> Uploaded:
