@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, Peers, names, sockets
+from argosy.checkpoint import Checkpointer, Peers, names, signatures, sockets
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.peers import copies, messages
@@ -269,6 +269,25 @@ def test_hosts_that_share_a_store_keep_a_part_each(fleet, size):
         found, is_equal = loaded["second", rank]
         assert (found.step, is_equal) == (5, True)
         assert found.where == "the memory of a, b, c"
+
+
+def test_what_is_signed_on_disk_is_trusted_from_memory(fleet, tmp_path):
+    hosts = fleet()
+    hosts.hold()
+    private, public, other = (tmp_path / name for name in ("key.pem", "key.pub", "other.pub"))
+    signatures.make_keys(private, public)
+    signatures.make_keys(tmp_path / "other.pem", other)
+    with Checkpointer(hosts.path / "a") as checkpointer:
+        checkpointer.sign_with(private)
+        checkpointer.save(1, state("a", 1))
+    hosts.copy("a", 1)
+    hosts.lose("a")
+    with Checkpointer(hosts.path / "a", peers=hosts.peers("a")) as checkpointer:
+        checkpointer.trust(public)
+        assert checkpointer.load({"x": torch.zeros(SIZES["a"]), "note": ""}).step == 1
+        checkpointer.trust(other)
+        with pytest.raises(CheckpointDamaged):
+            checkpointer.load({"x": torch.zeros(SIZES["a"]), "note": ""})
 
 
 def test_full_memory_is_told_and_what_was_there_stays(fleet):

@@ -48,6 +48,10 @@ class PeerListing(Listing):
         """There is none."""
         raise NotFoundError(f"{self.where} is no directory", fix="load it, and save it again")
 
+    def pins(self) -> dict[int, str]:
+        """Nothing stays in memory for ever."""
+        return {}
+
     def place_of(self, step: int) -> MemoryPlace:
         """What a `Folder` is made from."""
         found = self._found(self._look(), step)

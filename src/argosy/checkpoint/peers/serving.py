@@ -30,6 +30,8 @@ from argosy.checkpoint.peers.shelves import Incoming, Shelves
 from argosy.errors import ArgosyError, ProtocolError
 
 _LOOK_SECONDS = 1.0
+_BLOCK_SECONDS = 600.0
+"""After which a client that is silent in the middle of a put has lost its room."""
 
 
 class Serving:
@@ -56,8 +58,11 @@ class Serving:
                 lonely_since = time.monotonic()
             try:
                 link, _ = self._listener.accept()
+            except TimeoutError:
+                continue
             except OSError:
-                continue  # nobody came, or it was told to end
+                time.sleep(_LOOK_SECONDS)  # too many open files, or no memory: clients go again
+                continue
             link.settimeout(None)
             thread = threading.Thread(target=self._attend, args=(link,), daemon=True)
             self._clients[thread] = link
@@ -111,10 +116,12 @@ class Serving:
     def _take(self, link: socket.socket, said: Put) -> None:
         incoming = self._shelves.begin(said.label)
         if incoming is not None:
+            link.settimeout(_BLOCK_SECONDS)
             try:
                 self._fill(link, incoming)
                 self._shelves.finish(incoming)
             finally:
+                link.settimeout(None)
                 self._shelves.give_up(incoming)
         messages.send(link, Done())
 
