@@ -228,13 +228,25 @@ def test_a_peer_that_dies_while_it_is_read_from_ends_that_hop_alone(fleet):
     assert hosts.load("a").step == 1
 
 
-@pytest.mark.parametrize("size", [10, 1_500_000])
-def test_hosts_that_share_a_store_keep_a_part_each(fleet, size):
+def test_a_part_of_a_small_checkpoint_may_be_empty(fleet):
+    hosts = fleet(scheme="parity")
+    hosts.hold()
+    with Checkpointer(hosts.path / "a") as checkpointer:
+        checkpointer.save(1, {"x": torch.arange(10)})
+    for index, host in enumerate(HOSTS):
+        copying = Copying(peers=hosts.peers(host), run="run", share=Share(index=index, count=3))
+        with Folder(hosts.path / "a" / names.step_name(1)) as folder:
+            copies.copy(folder, hosts.route, copying)
+    hosts.route.end("a")
+    assert hosts.listing("c").verify(1).faults == []
+
+
+def test_hosts_that_share_a_store_keep_a_part_each(fleet):
     hosts = fleet(scheme="parity")
     hosts.hold()
     store = hosts.path / "shared"
     failures, loaded = [], {}
-    big = torch.arange(size)
+    big = torch.arange(1_500_000)
 
     def run(rank, session, save):
         try:
