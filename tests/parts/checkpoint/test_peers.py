@@ -179,11 +179,22 @@ def test_two_hosts_of_a_group_are_too_many_and_the_disk_is_what_is_left(fleet, c
     hosts.lose("a", "b")
     assert hosts.listing("a").steps() == []
     assert hosts.listing("c").steps() == [1, 2]
-    assert hosts.load("a") is None
+    with pytest.raises(CheckpointDamaged, match="too little of step 2 of a: b did not answer"):
+        hosts.load("a")
     with Checkpointer(hosts.path / "b") as checkpointer:
         checkpointer.save(1, state("b", 1))
     assert hosts.load("b").step == 1
     assert "nobody holds memory for a" in caplog.text
+
+
+def test_a_host_whose_buddy_is_lost_too_begins_anew_and_is_told(fleet, caplog):
+    hosts = fleet()
+    hosts.hold()
+    hosts.save(1)
+    hosts.lose("a", "b")
+    hosts.hold("a", "b")
+    assert hosts.load("a") is None
+    assert "peers have step 1 of others and nothing of a" in caplog.text
 
 
 def test_a_newer_step_in_memory_wins_over_an_older_one_on_disk(fleet):

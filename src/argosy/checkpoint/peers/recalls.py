@@ -44,6 +44,20 @@ class PeerListing(Listing):
         there = self._look()
         return sorted(step for step in _steps(there) if self._found(there, step) is not None)
 
+    def check_nothing_lost(self) -> None:
+        """CheckpointDamaged when hosts have something of this one's checkpoints, and too little: to begin anew would be to forget them."""
+        there = self._look()
+        silent = [host for host in self._hosts if host not in there]
+        steps = sorted({one.step for found in there.values() for one in found if self._is_own(one)})
+        if steps:
+            raise CheckpointDamaged(
+                f"the memory of peers has too little of step {steps[-1]} of {self._owner}"
+                + (f": {', '.join(silent)} did not answer" if silent else ""),
+                fix="bring those hosts back, or another copy; to begin anew use another Peers(run=…)",
+            )
+        if others := _steps(there):
+            _LOG.warning("peers have step %d of others and nothing of %s", max(others), self._owner)
+
     def directory_of(self, step: int) -> Path:
         """There is none."""
         raise NotFoundError(f"{self.where} is no directory", fix="load it, and save it again")
@@ -72,7 +86,7 @@ class PeerListing(Listing):
     def _found(self, there: There, step: int) -> tuple[Image, list[_Part]] | None:
         """Of the saves of a step one whose every part can be had, and how."""
         labels = [label for found in there.values() for label in found if label.step == step]
-        own = [one for one in labels if one.share.count > 1 or one.owner == self._owner]
+        own = [one for one in labels if self._is_own(one)]
         for image, count in sorted({(one.image, one.share.count) for one in own}, key=str):
             parts: dict[int, _Part] = {}
             for label in own:
@@ -84,6 +98,10 @@ class PeerListing(Listing):
             if len(parts) == count:
                 return image, [parts[index] for index in range(count)]
         return None
+
+    def _is_own(self, label: Label) -> bool:
+        """Of the checkpoints of this host, or of those that it shares."""
+        return label.share.count > 1 or label.owner == self._owner
 
 
 class _Part:

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.peers.recalls import PeerListing
 from argosy.checkpoint.tiers import claims
 from argosy.checkpoint.tiers.remotes import RemoteListing
 from argosy.checkpoint.tiers.settings import Objects
@@ -41,7 +42,7 @@ class Chain:
     """The places of a run's checkpoints."""
 
     def __init__(
-        self, disk: Listing, objects: Objects | None, peers: Listing | None = None
+        self, disk: Listing, objects: Objects | None, peers: PeerListing | None = None
     ) -> None:
         self._disk = disk
         self._peers = peers
@@ -67,6 +68,8 @@ class Chain:
         if self._remote is not None:
             steps["objects"] = self._in_objects(steps)
         found = order(steps)
+        if not found and self._peers is not None:
+            self._peers.check_nothing_lost()
         if step is None:
             return found
         return [hop for hop in found if hop.step == step] or [Hop(step)]
