@@ -34,7 +34,8 @@ def start(module: str, *arguments: str, seconds: float) -> str:
     except (OSError, subprocess.TimeoutExpired) as failure:
         return f": {failure}"
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return f": {lines[-1]}" if done.returncode and lines else ""
+    why = lines[-1] if lines else f"exit code {done.returncode}"
+    return f": {why}" if done.returncode else ""
 
 
 def leave_terminal() -> None:

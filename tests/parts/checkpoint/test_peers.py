@@ -450,6 +450,21 @@ def test_holders_outlive_the_session_and_a_killed_one_is_told_and_replaced(fleet
     assert list(hosts.route.directory.iterdir()) == []
 
 
+def test_a_holder_can_stay_under_a_supervisor(fleet):
+    hosts = fleet(hosts=("a", "b"))
+    command = [sys.executable, "-m", "argosy.checkpoint.peers", str(hosts.route.directory), "a"]
+    with subprocess.Popen([*command, "--stay"]) as holder:
+        wait_for((hosts.route.directory / names.holder_name("a")).exists)
+        hosts.route.start("a")
+        assert (
+            subprocess.run([*command, "--stay"], check=False, stderr=subprocess.DEVNULL).returncode
+            == 64
+        )
+        assert holder.poll() is None
+        hosts.route.end("a")
+        assert holder.wait(20) == 0
+
+
 def test_a_copy_that_failed_is_raised_where_that_is_wanted(fleet):
     hosts = fleet(hosts=("a", "b"), raises=True)
     hosts.hold("a")

@@ -180,7 +180,8 @@ class UnixRoute:
         why = processes.start(
             "argosy.checkpoint.peers",
             *(str(self.directory.absolute()), host),
-            *(str(peers.memory_bytes), str(peers.keep), str(peers.linger_seconds)),
+            *(f"--memory-bytes={peers.memory_bytes}", f"--keep={peers.keep}"),
+            f"--linger-seconds={peers.linger_seconds}",
             seconds=_START_SECONDS,
         )
         if why:
