@@ -18,6 +18,7 @@ from argosy.analyze.attempts import (
     read_attempts,
     restart_in,
 )
+from argosy.protocol.lastwords import TOGETHER_SECONDS
 from argosy.protocol.peerloss import is_peer_loss
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 CRASHES = (4, 6, 7, 8, 11)
 """SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV."""
-TOGETHER_SECONDS = 2.0
-"""Exits of one generation within this time are one incident whose order is not evidence."""
 
 
 class Incident:

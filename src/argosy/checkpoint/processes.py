@@ -1,4 +1,4 @@
-"""Processes that work for the ranks and outlive them: how they are started. No torch."""
+"""Processes that work for the ranks and outlive them: how they are started, and how their errors come back. No torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import argosy
+from argosy import errors
+from argosy.errors import ArgosyError, ClusterError
 
 
 def environment() -> dict[str, str]:
@@ -36,6 +38,14 @@ def start(module: str, *arguments: str, seconds: float) -> str:
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     why = lines[-1] if lines else f"exit code {done.returncode}"
     return f": {why}" if done.returncode else ""
+
+
+def error_named(kind: str, what: str, fix: str) -> ArgosyError:
+    """The error that such a process met, as this one raises it; a ClusterError when its name is none of ours."""
+    found = getattr(errors, kind, None) if kind else None
+    if isinstance(found, type) and issubclass(found, ArgosyError):
+        return found(what, fix=fix)
+    return ClusterError(what, fix=fix)
 
 
 def leave_terminal() -> None:

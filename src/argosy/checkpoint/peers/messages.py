@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from argosy import errors
 from argosy.checkpoint.peers.labels import Address, Label
-from argosy.errors import ArgosyError, ClusterError, ProtocolError
+from argosy.checkpoint.processes import error_named
+from argosy.errors import ArgosyError, ProtocolError
 
 BLOCK_BYTES = 8 << 20
 """At most so many bytes go behind one message."""
@@ -126,12 +126,7 @@ def refusal_of(failure: ArgosyError) -> Refused:
 
 def error_of(refused: Refused, host: str) -> ArgosyError:
     """The same on the other side."""
-    kind = getattr(errors, refused.kind, None)
-    if not (isinstance(kind, type) and issubclass(kind, ArgosyError)):
-        kind = ClusterError
-    found = kind(f"the memory of {host}: {refused.what}", fix=refused.fix)
-    assert isinstance(found, ArgosyError)
-    return found
+    return error_named(refused.kind, f"the memory of {host}: {refused.what}", refused.fix)
 
 
 def _received(link: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T | None:

@@ -18,13 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from argosy import errors
 from argosy.checkpoint import processes
 from argosy.checkpoint.peers.settings import Copying
 from argosy.checkpoint.tiers import orders
 from argosy.checkpoint.tiers.orders import Answer, Begin, Failed, Progress, Send, Uploaded
 from argosy.checkpoint.tiers.settings import Objects
-from argosy.errors import ArgosyError, ClusterError, TimedOut
+from argosy.errors import ArgosyError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
 _MOST_WAITING = 2
@@ -230,10 +229,7 @@ def _abandon(uploader: weakref.ref[Uploader]) -> None:
 
 def error_of(failed: Failed) -> ArgosyError:
     """The error that the process met, as this one raises it."""
-    kind = getattr(errors, failed.kind, None) if failed.kind else None
-    if isinstance(kind, type) and issubclass(kind, ArgosyError):
-        return kind(failed.what, fix=failed.fix)
-    return ClusterError(failed.what, fix=failed.fix)
+    return processes.error_named(failed.kind, failed.what, failed.fix)
 
 
 def _lost(step: int) -> Failed:

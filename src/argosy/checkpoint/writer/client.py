@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from argosy import errors
 from argosy.checkpoint import boards, names, processes, sockets
 from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.writer import messages
@@ -203,10 +202,9 @@ def error_of(failed: Failed) -> ArgosyError:
     """The error that the writer met, as this process raises it."""
     if failed.kind == LOST:
         return WriterLost(failed.what, fix=failed.fix)
-    kind = getattr(errors, failed.kind, getattr(boards, failed.kind, None)) if failed.kind else None
-    if isinstance(kind, type) and issubclass(kind, ArgosyError):
-        return kind(failed.what, fix=failed.fix)
-    return ClusterError(failed.what, fix=failed.fix)
+    if failed.kind == boards.PartnerFailed.__name__:
+        return boards.PartnerFailed(failed.what, fix=failed.fix)
+    return processes.error_named(failed.kind, failed.what, failed.fix)
 
 
 def wait_gone(store: Path, seconds: float) -> bool:
