@@ -45,6 +45,16 @@ def connect(link: socket.socket, directory: Path, name: str) -> None:
         os.close(descriptor)
 
 
+def answers_in(directory: Path, name: str) -> bool:
+    """Whether somebody listens under a name there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        try:
+            connect(link, directory, name)
+        except OSError:
+            return False
+    return True
+
+
 def answers(path: str) -> bool:
     """Whether somebody listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:

@@ -135,9 +135,11 @@ class Controller:
 
 
 def newest_of(runs: list[dict[str, Any]], *, to_act: bool) -> dict[str, Any]:
-    """The run submitted last; to act upon it, the last of those that are alive if there are any."""
+    """The run submitted last; to act upon it, the last of those that are alive if there are any. One that only helps another is meant last of all."""
     alive = [run for run in runs if run["state"] != "ended"] if to_act else []
-    return max(alive or runs, key=lambda run: float(run["submitted_at"]))
+    chosen = alive or runs
+    own = [run for run in chosen if not run.get("helps")]
+    return max(own or chosen, key=lambda run: float(run["submitted_at"]))
 
 
 def is_member(run: dict[str, Any], array: str) -> bool:

@@ -82,7 +82,7 @@ def why_of(process: dict[str, Any], view: dict[str, Any]) -> str:
         return f"a signal stopped it; kill -CONT {process['pid']} lets it go on"
     if process["state"] in ("waiting", "planned"):
         return str(view.get("waiting") or "")
-    return ""
+    return f"works for {view['helps']}" if view.get("helps") else ""
 
 
 def age(process: dict[str, Any], view: dict[str, Any], now: float) -> str:

@@ -20,9 +20,9 @@ from argosy.control.submission import (
     RunHandle,
     controller_client,
     describe_shell,
-    is_text,
     send,
 )
+from argosy.protocol.shells import is_text
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 RUN_FIELDS = (
     "run", "name", "state", "outcome", "exit_code", "reason", "first_cause", "waiting", "submitted_at", "started_at", "ended_at",
-    "directory", "service", "roles",
+    "directory", "service", "helps", "roles",
 )  # fmt: skip
 PROCESS_FIELDS = (
     "run", "role", "index", "rank", "host", "attempt", "number", "state", "waiting", "pid", "how", "started_at", "ready",

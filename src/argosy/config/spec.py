@@ -147,6 +147,8 @@ class RunSpec(_Spec, frozen=True, kw_only=True):
     """Number of like runs to make of this; each gets ARGOSY_ARRAY_INDEX. 0: a single run."""
     tied: bool = False
     """Stop the run when the submitting client vanishes."""
+    helps: str = ""
+    """Id of the run that it works for: commands that name no run do not mean this one."""
     queued: bool = False
     """Wait in the queue for CPU and memory; otherwise start at once."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -27,6 +26,7 @@ from argosy.errors import (
     ProtocolError,
     RunFailed,
 )
+from argosy.protocol import shells
 from argosy.protocol.httpclient import SILENCE_SECONDS, Client, unreachable
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
@@ -291,24 +291,9 @@ def warm_parent(submission: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def describe_shell(spec: dict[str, Any], *, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The submission: the spec and the shell it was typed in (environment, directory, umask, limits, affinity)."""
+    """The submission of a spec from the shell that this process was typed in, with variables of its own added."""
     environment = {**os.environ, **(env or {})}
-    return {
-        "spec": spec,
-        # What is not UTF-8 cannot travel in JSON.
-        "env": {k: v for k, v in environment.items() if is_text(k) and is_text(v)},
-        "cwd": working_directory(),
-        "umask": _umask(),
-        "limits": _limits(),
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "python": sys.executable,
-        "client": __version__,
-    }
-
-
-def is_text(value: str) -> bool:
-    """No undecodable bytes in it."""
-    return value.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in value)
+    return shells.describe(spec, env=environment, cwd=working_directory())
 
 
 def _answers(path: str) -> bool:
@@ -345,22 +330,3 @@ def _take_lock(cluster: Cluster) -> int:
             # The directory went with a cluster that was taken down meanwhile.
             prepare_cluster(cluster)
     return descriptor
-
-
-def _umask() -> int:
-    # os.umask() can only be read by setting it, which another thread would notice.
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
-
-
-def _limits() -> dict[str, tuple[int, int]]:
-    import resource
-
-    return {
-        name.removeprefix("RLIMIT_").lower(): resource.getrlimit(getattr(resource, name))
-        for name in dir(resource)
-        if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # the old name of NOFILE
-    }

@@ -69,6 +69,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None
     directory: str
     service: bool
+    helps: str
     roles: list[RoleView]
 
 
@@ -90,6 +91,7 @@ def run_view(supervisor: Supervisor, queue: Queue, runs_directory: str) -> RunVi
         ended_at=supervisor.ended_at,
         directory=f"{runs_directory}/{supervisor.run}",
         service=supervisor.spec.service,
+        helps=supervisor.spec.helps,
         roles=[
             RoleView(
                 role=role.name,

@@ -1,4 +1,4 @@
-"""Ranks of the tests beside this file: the forks of the tests of `move`."""
+"""Ranks of the tests beside this file are the forks of the tests of `move`, and their cluster is that of the tests of the command line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import importlib.util
 import sys
 from pathlib import Path
 
-_NAME = "argosy_tests_forked_ranks"
-if _NAME not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(
-        _NAME, Path(__file__).parents[1] / "move" / "conftest.py"
-    )
-    sys.modules[_NAME] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_NAME])
 
-forked = sys.modules[_NAME].forked
+def _load(folder):
+    """The fixtures of another folder: tests directories are no packages."""
+    name = f"argosy_tests_conftest_{folder}"
+    if name not in sys.modules:
+        path = Path(__file__).parents[1] / folder / "conftest.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+forked = _load("move").forked
+argosy = _load("cli").argosy

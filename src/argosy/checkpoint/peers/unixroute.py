@@ -177,13 +177,19 @@ class UnixRoute:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as failure:
             raise disk_error(failure, f"{self.directory} cannot be made")
-        why = processes.start(
-            "argosy.checkpoint.peers",
-            *(str(self.directory.absolute()), host),
-            *(f"--memory-bytes={peers.memory_bytes}", f"--keep={peers.keep}"),
-            f"--linger-seconds={peers.linger_seconds}",
-            seconds=_START_SECONDS,
+        directory = self.directory.absolute()
+        helper = processes.Helper(
+            name="holder",
+            module="argosy.checkpoint.peers",
+            arguments=(
+                *(str(directory), host),
+                *(f"--memory-bytes={peers.memory_bytes}", f"--keep={peers.keep}"),
+                f"--linger-seconds={peers.linger_seconds}",
+            ),
+            directory=directory,
+            socket=names.holder_name(host),
         )
+        why = processes.start(helper, seconds=_START_SECONDS)
         if why:
             raise ClusterError(
                 f"no holder can be started for {host}{why}",

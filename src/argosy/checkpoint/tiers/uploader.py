@@ -128,8 +128,11 @@ class Uploader:
             self._thread.join()
 
     def abandon(self) -> None:
-        """The interpreter ends: the process finishes the upload that is under way by itself; nobody waits any more."""
+        """The interpreter ends: the process finishes the upload that is under way by itself; nobody waits any more, but where it would end with this one."""
         with self._changed:
+            if processes.controller_socket() and not self._is_idle():
+                _LOG.info("waiting until step %s is %s", self._current, self._done)
+                self._changed.wait_for(self._is_idle)
             # The thread still runs now, and needs a moment to start the process.
             self._changed.wait_for(lambda: self._is_handed or self._is_idle(), _HAND_OVER_SECONDS)
             self._is_abandoned = self._is_closing = True

@@ -153,8 +153,14 @@ class WriterClient:
 
     def _start(self) -> str:
         """Start one; why it could not, for people."""
-        module = "argosy.checkpoint.writer"
-        return processes.start(module, str(self._store), seconds=_START_SECONDS)
+        helper = processes.Helper(
+            name="writer",
+            module="argosy.checkpoint.writer",
+            arguments=(str(self._store),),
+            directory=self._store,
+            socket=names.socket_name(socket.gethostname()),
+        )
+        return processes.start(helper, seconds=_START_SECONDS)
 
     def _listen(self, link: socket.socket) -> None:
         try:
