@@ -2,7 +2,8 @@
 
 10 M parameters of a small GPT, 8 lanes in 4 pair blocks. The bytes that must be read are those of the blocks; the bandwidth is that of the fastest of
 three plain reads of the same bytes by the same processes, interleaved with the exchange in one run. A round is everything from the
-claims to the last vote; writing the sums is in its time, not in its bytes.
+claims to the last vote; writing the sums is in its time, not in its bytes. Each takes from when the first rank begins to when the last one is
+done: with more ranks than cores some have read all of theirs before another one even runs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ LANES = 8
 WAIT_SECONDS = 60.0
 READ_PART = 255
 """Rounds of this part move nothing: their end is a barrier."""
+
+Spans = dict[str, list[tuple[float, float]]]
+"""What was done -> when it began and ended, each time."""
 
 READS: dict[str, Callable[[torch.Tensor], object]] = {
     "sum": torch.sum,
@@ -70,7 +74,7 @@ def small_gpt() -> tuple[Parameter, ...]:
 
 
 def measure(ranks: int, *, rounds: int) -> dict[str, Any]:
-    """Rounds of `ranks` processes: seconds of exchange and of plain reads, as rank 0 sees them between barriers."""
+    """Rounds of `ranks` processes: seconds of exchange and of plain reads, from the first rank's beginning to the last one's end."""
     layout = Layout(num_lanes=LANES, most_ranks=ranks, parameters=small_gpt())
     name = f"bench-exchange-{ranks}"
     exchange = exchanges.open(name, layout)
@@ -78,8 +82,8 @@ def measure(ranks: int, *, rounds: int) -> dict[str, Any]:
     try:
         for slot in range(layout.slots):
             exchange.slot(slot).copy_(torch.randn(layout.num_elements))
-        times = forked(
-            lambda rank, pids: rank_times(exchange, rank, pids, pages[rank], rounds), ranks
+        times = whole(
+            forked(lambda rank, pids: rank_times(exchange, rank, pids, pages[rank], rounds), ranks)
         )
     finally:
         exchange.close()
@@ -105,7 +109,7 @@ def split_pages(layout: Layout, rank: int, ranks: int) -> list[int]:
 
 def rank_times(
     exchange: exchanges.Exchange, rank: int, pids: list[int], pages: list[int], rounds: int
-) -> dict[str, list[float]]:
+) -> Spans:
     layout = exchange.layout
     members = {r: -1 if r == rank else os.pidfd_open(pid) for r, pid in enumerate(pids)}
     exchange.enter(1, rank, members, deadline=time.monotonic() + WAIT_SECONDS)
@@ -114,7 +118,7 @@ def rank_times(
     blocks = layout.blocks(first, stop - first)
     out = torch.zeros(layout.num_elements)
     start, end = layout.bounds(pages[0])[0], layout.bounds(pages[-1])[1]
-    times: dict[str, list[float]] = {name: [] for name in (*READS, "exchange")}
+    times: Spans = {name: [] for name in (*READS, "exchange")}
     for number in range(rounds + 2):
         # The slots that hold the blocks of the last round: what the exchange reads.
         held = (
@@ -129,12 +133,23 @@ def rank_times(
             began = barrier(exchange, 4 * number + list(READS).index(name))
             for flat in held:
                 read(flat)
-            times[name].append(barrier(exchange, 4 * number + list(READS).index(name), 1) - began)
+            times[name].append((began, time.perf_counter()))
         began = barrier(exchange, 4 * number + 3)
         one_round(exchange, Round(0, number), blocks, pages, out)
-        times["exchange"].append(time.perf_counter() - began)
+        times["exchange"].append((began, time.perf_counter()))
     check_sums(exchange, Round(0, rounds + 1), pages, out)
     return {name: values[2:] for name, values in times.items()}
+
+
+def whole(spans: list[Spans]) -> dict[str, list[float]]:
+    """Seconds of each thing that the ranks did together; their clock is the machine's."""
+    return {
+        name: [
+            max(end for _, end in together) - min(began for began, _ in together)
+            for together in zip(*(rank[name] for rank in spans), strict=True)
+        ]
+        for name in spans[0]
+    }
 
 
 def check_sums(
@@ -173,12 +188,10 @@ def one_round(
     return total(exchange.wait_votes(round, deadline=deadline))
 
 
-def forked(
-    work: Callable[[int, list[int]], dict[str, list[float]]], ranks: int
-) -> dict[str, list[float]]:
-    """Run `work` in forks; what rank 0 found. Every fork learns the pids of all before it begins."""
+def forked(work: Callable[[int, list[int]], Spans], ranks: int) -> list[Spans]:
+    """Run `work` in forks; what each found. Every fork learns the pids of all before it begins."""
     pids: list[int] = []
-    inputs, results = [os.pipe() for _ in range(ranks)], os.pipe()
+    inputs, results = [os.pipe() for _ in range(ranks)], [os.pipe() for _ in range(ranks)]
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
@@ -187,25 +200,25 @@ def forked(
                 signal.alarm(300)
                 for other in range(ranks):
                     os.close(inputs[other][1])
+                    if other != rank:
+                        os.close(results[other][1])
                 told = json.loads(os.read(inputs[rank][0], 4096))
                 found = work(rank, told)
-                if rank == 0:
-                    os.write(results[1], json.dumps(found).encode())
+                with os.fdopen(results[rank][1], "w") as pipe:
+                    json.dump(found, pipe)
                 code = 0
             finally:
                 os._exit(code)
         pids.append(pid)
-    os.close(results[1])
-    for reader, writer in inputs:
+    for (reader, writer), (_, result) in zip(inputs, results, strict=True):
         os.write(writer, json.dumps(pids).encode())
-        os.close(reader)
-        os.close(writer)
-    text = b""
-    while piece := os.read(results[0], 1 << 16):
-        text += piece
-    os.close(results[0])
+        for descriptor in (reader, writer, result):
+            os.close(descriptor)
+    texts = []
+    for reader, _ in results:
+        with os.fdopen(reader) as pipe:
+            texts.append(pipe.read())
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     if any(codes):
         raise SideFailed(f"ranks ended with {codes}")
-    result: dict[str, list[float]] = json.loads(text)
-    return result
+    return [json.loads(text) for text in texts]
