@@ -44,7 +44,8 @@ def resume_command(
     spec = roles.get(role, {})
     if size is not None:
         spec = {**spec, "count": size}
-    if len(roles) != 1 or not _is_typed(spec):
+    # What an array tells its members is not on any command line.
+    if len(roles) != 1 or not _is_typed(spec) or submitted.get("array_index") is not None:
         return None
     import shlex
 
@@ -63,8 +64,13 @@ def _is_typed(spec: dict[str, Any]) -> bool:
         return False
     command = spec.get("command")
     if command:
-        return "-c" not in command  # of a shell: what follows is no argument of the program
+        return not any(_takes_text(word) for word in command)
     return bool(spec.get("script") or spec.get("module"))
+
+
+def _takes_text(word: str) -> bool:
+    """`-c`, `-lc` of a shell: what follows the text is no argument of the program."""
+    return word.startswith("-") and word.endswith("c") and word[1:].isalpha()
 
 
 def _options(spec: dict[str, Any]) -> list[str]:

@@ -58,7 +58,8 @@ def status(arguments: Arguments) -> int:
 def down(arguments: Arguments) -> int:
     """Stop the cluster with everything in it; refuses while runs are alive unless forced."""
     controller = connect()
-    if not os.path.exists(controller.cluster.directory):
+    places = (controller.cluster.directory, controller.cluster.runtime)
+    if not any(map(os.path.exists, places)):
         return _say(arguments, "no cluster was running")
     is_forced = bool(arguments.get("force"))
     if is_forced and _end_if_silent(controller):

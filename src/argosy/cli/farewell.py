@@ -54,7 +54,7 @@ class Farewell:
         """How each of them ended, and what it has saved."""
         found = []
         for view, events in self._alive:
-            end = _read_end(view["directory"])
+            end = read_end(view["directory"])
             told = {**view, "outcome": end.get("outcome", ""), "reason": end.get("reason", "")}
             found.append(Ended(told, newest_save(view, events) if events else None))
         return found
@@ -71,7 +71,8 @@ def _has_gang(view: dict[str, Any]) -> bool:
     return any(role["gang"] for role in view["roles"])
 
 
-def _read_end(directory: str) -> dict[str, Any]:
+def read_end(directory: str) -> dict[str, Any]:
+    """How a run ended, by its directory."""
     try:
         with open(end_path(directory), encoding="utf-8") as file:
             fact: dict[str, Any] = json.load(file)["fact"]

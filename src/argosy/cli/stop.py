@@ -14,6 +14,7 @@ from argosy.cli.connection import (
     Target,
     connect,
     describe_end,
+    newest_of,
     processes_of,
 )
 from argosy.cli.progress import Progress
@@ -40,8 +41,7 @@ def _stop_all(arguments: Arguments) -> int:
             controller.post(f"/v1/runs/{view['run']}/stop", body)
     if not arguments.get("no_wait"):
         with Progress().during("waiting for all runs to end"):
-            handles = [RunHandle(view["run"], view["name"], controller.client) for view in runs]
-            runs = [handle.wait() for handle in handles]
+            runs = [_await_end(controller, view) for view in runs]
     if arguments.get("json"):
         print(json.dumps({"runs": runs}))
         return 0
@@ -50,6 +50,18 @@ def _stop_all(arguments: Arguments) -> int:
     if not runs:
         print("no run is alive")
     return 0
+
+
+def _await_end(controller: Controller, view: dict[str, Any]) -> dict[str, Any]:
+    """The run as it ended; of one among so many that the controller has forgotten it already, what its directory says."""
+    try:
+        return RunHandle(view["run"], view["name"], controller.client).wait()
+    except NotFoundError:
+        from argosy.cli.farewell import read_end
+
+        end = read_end(view["directory"])
+        kept = {key: end.get(key) for key in ("outcome", "exit_code", "reason")}
+        return {**view, "state": "ended", **kept, "outcome": end.get("outcome", "")}
 
 
 def _told(view: dict[str, Any]) -> str:
@@ -106,7 +118,7 @@ def _resolve_alive(controller: Controller, arguments: Arguments) -> tuple[Target
     runs = controller.get("/v1/runs?all=0&limit=1000")["runs"]
     if not runs:
         raise NotFoundError("no run is alive", fix="`argosy ps --all` shows those that have ended")
-    view = max(runs, key=lambda run: run["submitted_at"])
+    view = newest_of(runs, to_act=True)
     return Target(view["run"], None, None), view
 
 

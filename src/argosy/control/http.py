@@ -44,6 +44,7 @@ logger = logging.getLogger("argosy.http")
 MOST_BODY_BYTES = 16 << 20
 _LINES_PER_PIECE = 2000
 _MOST_EXECS = 1024
+_MOST_NAMED = 3
 _CLIENT_SECONDS = 10.0
 """How long the client of a new (or found) tied run may take to come."""
 _LOOK_SECONDS = 0.5
@@ -304,8 +305,11 @@ class HttpApi:
         body = await _body(request, api.DownBody)
         alive = self._conductor.tally.alive
         if alive and not body.force:
+            some = ", ".join(self._named(run) for run in sorted(alive)[:_MOST_NAMED])
+            more = ", …" if len(alive) > _MOST_NAMED else ""
+            count = f"{len(alive)} runs are" if len(alive) > 1 else "1 run is"
             raise _Conflict(
-                f"{len(alive)} runs are alive" if len(alive) > 1 else "1 run is alive",
+                f"{count} alive: {some}{more}",
                 fix="`argosy stop --all` first, or use `argosy down --force`",
             )
         self._shutdown.begin("argosy down --force" if body.force else "argosy down")
@@ -314,6 +318,10 @@ class HttpApi:
     async def document(self, request: Request) -> Response:
         """This API, described."""
         return Response(self._document, media_type="application/json")
+
+    def _named(self, run: str) -> str:
+        name = self._conductor.coordinator.runs[run].submitted.name
+        return f"{run} ({name})" if name else run
 
     def _guard(self, function: Callable[[Request], Awaitable[Response]]) -> Any:
         async def guarded(request: Request) -> Response:

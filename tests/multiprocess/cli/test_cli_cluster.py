@@ -39,6 +39,14 @@ def test_down_refuses_while_a_run_is_alive_unless_forced(fresh):
     assert fresh.leftovers() == {}
 
 
+def test_a_cluster_whose_home_was_moved_away_is_still_taken_down(fresh):
+    fresh("up")
+    moved = fresh.home.with_name("moved")
+    fresh.home.rename(moved)
+    assert "cluster stopped" in fresh("down").stdout
+    assert fresh.leftovers() == {}
+
+
 def test_all_runs_are_stopped_at_once(fresh):
     runs = [fresh.detach("--", "sleep", "600") for _ in range(2)]
     said = fresh("stop", "--all").stdout

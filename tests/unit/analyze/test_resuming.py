@@ -66,6 +66,7 @@ def test_a_typed_run_is_gone_on_with_by_the_same_line(typed, line, resumed):
         {"train": {"script": "a.py", "env": {"LEVEL": "3"}}},
         {"train": {"script": "a.py", "secrets": ["TOKEN"]}},
         {"train": {"command": ["sh", "-c", "python a.py"]}},
+        {"train": {"command": ["bash", "-lc", "python a.py"]}},
     ],
 )
 def test_what_only_a_spec_can_say_is_said_in_words(roles):
@@ -73,6 +74,11 @@ def test_what_only_a_spec_can_say_is_said_in_words(roles):
     words = how_to_go_on(submitted(**roles), "train", "/r")
     assert "--resume /r among the arguments of train" in words
     assert "argosy run" not in words
+
+
+def test_a_member_of_an_array_is_gone_on_with_in_words():
+    fact = {**submitted(train={"script": "a.py"}), "array_index": 3}
+    assert resume_command(fact, "train", "/r") is None
 
 
 def test_a_submission_that_is_not_known_is_no_command():

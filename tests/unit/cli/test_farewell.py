@@ -6,6 +6,7 @@ from argosy.cli import stop as stopping
 from argosy.cli.app import find_verb, main
 from argosy.cli.arguments import parse
 from argosy.cli.farewell import Farewell, told
+from argosy.errors import ForgottenError
 
 ROLE = {"script": "train.py", "gang": True, "count": 2, "restart": "transient"}
 
@@ -88,3 +89,35 @@ def test_all_runs_are_asked_to_stop(tmp_path, monkeypatch, capsys):
         "run r2 is being stopped",
     ]
     assert main(["stop", "r1", "--all"]) == 64
+
+
+def test_a_run_that_is_forgotten_before_it_was_waited_for_is_told_by_its_directory(
+    tmp_path, monkeypatch, capsys
+):
+    """More runs were stopped than the controller remembers."""
+    view = view_of(tmp_path, "r1", gang=False) | {"state": "running", "outcome": ""}
+    end(view, "argosy stop --all")
+    monkeypatch.setattr(stopping, "connect", lambda: Answers([view]))
+
+    def forgotten(handle):
+        raise ForgottenError(f"run {handle.run} is not known any more")
+
+    monkeypatch.setattr(stopping.RunHandle, "wait", forgotten)
+    monkeypatch.setattr(stopping.RunHandle, "view", forgotten)
+    verb, rest = find_verb(["stop", "--all"])
+    assert stopping.stop(parse(verb, rest)) == 0
+    assert capsys.readouterr().out.splitlines() == ["run r1 stopped"]
+
+
+def test_without_a_name_the_run_that_is_helped_is_meant(tmp_path, monkeypatch, capsys):
+    train, writer = (
+        view_of(tmp_path, run, gang=False)
+        | {"state": "running", "outcome": "", "submitted_at": at, "helps": helps}
+        for run, at, helps in (("r1", 1.0, ""), ("r2", 2.0, "r1"))
+    )
+    for verb in ("stop", "kill"):
+        controller = Answers([train, writer])
+        monkeypatch.setattr(stopping, "connect", lambda controller=controller: controller)
+        found, rest = find_verb([verb, "--no-wait"])
+        assert getattr(stopping, verb)(parse(found, rest)) == 0
+        assert [path for path, _ in controller.posted] == ["/v1/runs/r1/stop"]
