@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from argosy.config.spec import Restart, RoleSpec
-from argosy.control.restarts import History, Life, classify, policy_of
+from argosy.control.restarts import History, Life, classify, policy_of, precedence
 from argosy.protocol.facts import (
     AttemptExited,
     FailureClass,
@@ -19,6 +19,8 @@ from argosy.protocol.facts import (
     GangBounded,
     StateSaved,
 )
+from argosy.protocol.lastwords import last_words
+from argosy.protocol.peerloss import is_peer_loss
 
 End = Literal["", "asked", "well", "failed"]
 GRACE_SECONDS, JOINED_GRACE_SECONDS = 10.0, 30.0
@@ -75,6 +77,11 @@ class Attempt:
     exited_at: float = 0.0
     end: End = ""
     failure: FailureClass | None = None
+    words: str = ""
+    """The last words of its exception. Read once: a gang of a thousand asks for everybody's at each end."""
+    has_lost_a_peer: bool = False
+    gravity: tuple[int, float, str] = (9, 0.0, "")
+    """Among the ends of a gang the least is the first cause."""
 
     @property
     def is_alive(self) -> bool:
@@ -89,6 +96,8 @@ class Attempt:
     def conclude(self, exit: AttemptExited, seq: int, at: float) -> None:
         """Fold its exit. What ended before it was told to, ended by itself (exits of one failure arrive in any order)."""
         self.exit, self.exit_seq, self.exited_at = exit, seq, at
+        self.words, self.has_lost_a_peer = last_words(exit.error), is_peer_loss(exit.error)
+        self.gravity = precedence(exit)
         if self.stop_failure is not None:
             self.end, self.failure = "failed", self.stop_failure
         elif self.saving or (self.stopping and not 0.0 < exit.at <= self.stopping_at):

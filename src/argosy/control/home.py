@@ -123,8 +123,8 @@ def open_cluster(environ: Mapping[str, str] | None = None) -> Cluster:
 def look_at_cluster(environ: Mapping[str, str] | None = None) -> Cluster:
     """What `open_cluster` would open, with what is there checked and nothing made or changed."""
     environ = os.environ if environ is None else environ
-    home = _choose_home(environ, _look_at_home)
-    if os.path.exists(os.path.join(home, "VERSION")):
+    home = _choose_home(environ, lambda home: _look_at_choice(home, environ))
+    if _is_used(home):
         _check_version(home)
     cluster = locate_cluster(home, environ)
     for path in (cluster.directory, cluster.runtime):
@@ -229,10 +229,27 @@ def _look_at_home(home: str) -> None:
     if standing == home:
         _check_own(home)
     _check_local(home, standing)
-    if not os.path.exists(os.path.join(home, "VERSION")):
+    if not _is_used(home):
         check_space(standing)
     if not os.access(standing, os.W_OK | os.X_OK):
         raise _refusal(home, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _look_at_choice(home: str, environ: Mapping[str, str]) -> None:
+    """As `_look_at_home`; and where another one has been in use, that this one can be made is tried: permissions and space alone do not tell."""
+    _look_at_home(home)
+    if environ.get("ARGOSY_HOME") or _is_used(home) or not any(map(_is_used, _candidates(environ))):
+        return
+    trial = os.path.join(nearest_directory(home), f".argosy-{os.getpid()}")
+    try:
+        os.mkdir(trial, 0o700)
+        os.rmdir(trial)
+    except OSError as error:
+        raise _refusal(home, error) from None
+
+
+def _is_used(home: str) -> bool:
+    return os.path.exists(os.path.join(home, "VERSION"))
 
 
 def nearest_directory(path: str) -> str:
@@ -316,9 +333,12 @@ def _make_private(path: str) -> None:
 
 def _check_own(path: str) -> os.stat_result:
     """A directory of this user, or a link of theirs to one."""
-    status = os.lstat(path)
-    if stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid():
-        status = os.stat(path)
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid():
+            status = os.stat(path)
+    except OSError as error:
+        raise _refusal(path, error) from None
     if not stat.S_ISDIR(status.st_mode):
         raise HomeError(f"{path} is not a directory", fix=f"move it away: mv {path} {path}.old")
     if status.st_uid != os.getuid():

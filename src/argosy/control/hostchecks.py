@@ -157,7 +157,7 @@ def check_home() -> Check:
     except OSError as failure:
         return broken(
             "home",
-            f"{cluster.home} cannot be made: {failure.strerror}",
+            f"{failure.filename} cannot be made: {failure.strerror}",
             "set ARGOSY_HOME to a writable directory on a local disk",
         )
     return ok("home", f"{cluster.home}, format {home.FORMAT}; sockets in {cluster.runtime}")

@@ -14,15 +14,12 @@ from argosy.control.restarts import (
     Tally,
     describe,
     describe_restart,
-    first_cause,
-    severity,
     wait_seconds,
     why_given_up,
     why_hopeless,
 )
 from argosy.protocol.facts import FailureClass, GenerationFormed
-from argosy.protocol.lastwords import TOGETHER_SECONDS, last_words
-from argosy.protocol.peerloss import is_peer_loss
+from argosy.protocol.lastwords import TOGETHER_SECONDS
 
 __all__ = [
     "Decision",
@@ -224,19 +221,21 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
 
 def _leaving(role: Role, removed: set[int]) -> list[Attempt]:
     """Members that are alive and have no place in the next generation as they are."""
+    is_closed = role.is_closed
     return [
         attempt
         for attempt in members_of(role)
         if attempt.is_alive
-        and (role.is_closed or attempt.index in removed or not role.can_reform(attempt))
+        and (is_closed or attempt.index in removed or not role.can_reform(attempt))
     ]
 
 
 def _cause(role: Role, failed: list[Attempt]) -> Attempt | None:
     """Of a failure of its own rather than of what is left of the last one."""
     fresh = [a for a in failed if not _is_aftermath(role, a) and not _has_lost_a_peer(a)]
-    exit = first_cause(a.exit for a in fresh or failed if a.exit is not None)
-    return next((a for a in failed if a.exit is exit), None)
+    return min(
+        (a for a in fresh or failed if a.exit is not None), key=lambda a: a.gravity, default=None
+    )
 
 
 def _is_aftermath(role: Role, attempt: Attempt) -> bool:
@@ -257,13 +256,11 @@ def _said(role: Role, attempt: Attempt) -> str:
         return ""
     was_started = exit.code is not None or exit.signal is not None
     # What has run before and cannot be started now is a matter of the host, and may pass.
-    return last_words(exit.error) if was_started or not role.has_trained else ""
+    return attempt.words if was_started or not role.has_trained else ""
 
 
 def _has_lost_a_peer(attempt: Attempt) -> bool:
-    if attempt.failure != "user" or attempt.exit is None:
-        return False
-    return is_peer_loss(attempt.exit.error)
+    return attempt.failure == "user" and attempt.has_lost_a_peer
 
 
 def _why_hopeless(role: Role, cause: Attempt) -> str:
@@ -318,7 +315,7 @@ def _with_spares(role: Role, remaining: list[int], failed: list[Attempt]) -> lis
         and not p.current.stopping
     ]
     chosen: dict[int, int] = {}
-    for attempt in sorted(failed, key=lambda a: (severity(a.exit) if a.exit else 9, a.index)):
+    for attempt in sorted(failed, key=lambda a: (a.gravity[0] if a.exit else 9, a.index)):
         spare = next((s for s in spares if s.host == attempt.host), None)
         if spare is not None and attempt.index in remaining:
             spares.remove(spare)

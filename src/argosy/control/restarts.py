@@ -201,4 +201,9 @@ def wait_seconds(backoff: Backoff, row: int, *key: object) -> float:
 
 def first_cause(exits: Iterable[AttemptExited]) -> AttemptExited | None:
     """The exit that explains the others: by severity, then by time."""
-    return min(exits, key=lambda exit: (severity(exit), exit.at, exit.attempt), default=None)
+    return min(exits, key=precedence, default=None)
+
+
+def precedence(exit: AttemptExited) -> tuple[int, float, str]:
+    """The least of several exits explains the others."""
+    return severity(exit), exit.at, exit.attempt

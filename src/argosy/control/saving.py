@@ -61,8 +61,10 @@ def describe_loss(state: RunState) -> str:
 
 
 def _has_answered(state: RunState, attempt: Attempt) -> bool:
-    """It was asked to save: it could not and has said why, or its work was done."""
+    """It was asked to save: it could not and has said why, or its work was done. Of a run that is given up only who was started to save was asked in time: others raise what its first one did."""
     exit = attempt.exit
+    if state.stop is not None and state.stop.failed and not attempt.saving:
+        return False
     return exit is not None and attempt.exit_seq >= state.stop_seq and savers.is_answer(exit.code)
 
 

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 import subprocess
@@ -132,6 +133,34 @@ def test_looking_refuses_what_opening_would(tmp_path):
     (tmp_path / "home" / "VERSION").write_text("99\n")
     with pytest.raises(HomeError, match="'99'"):
         home.look_at_cluster(environment(tmp_path))
+
+
+def test_looking_passes_over_what_opening_could_not_make(tmp_path, monkeypatch):
+    """A quota or a lack of inodes shows only when something is made."""
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    monkeypatch.setattr(home, "_candidates", lambda environ: [first, second])
+    made = os.mkdir
+
+    def mkdir(path, *mode):
+        if path == first or "/." in path:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded", path)
+        made(path, *mode)
+
+    assert home.look_at_cluster({}).home == first
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    assert home.find_home({}) == second
+    assert home.look_at_cluster({}).home == second
+    monkeypatch.undo()
+    monkeypatch.setattr(home, "_candidates", lambda environ: [first, second])
+    assert home.look_at_cluster({}).home == first == home.find_home({})
+    assert sorted(os.listdir(tmp_path)) == ["first", "second"]
+
+
+def test_a_home_that_is_a_link_to_nothing_is_refused(tmp_path):
+    (tmp_path / "home").symlink_to(tmp_path / "not mounted")
+    for choose in (home.look_at_cluster, home.find_home):
+        with pytest.raises(HomeError, match="cannot be used: No such file"):
+            choose(environment(tmp_path))
 
 
 def test_importing_it_stays_cheap():

@@ -32,6 +32,7 @@ def printed(source, tmp_path):
         ("exec('def f(:')", "SyntaxError: invalid syntax"),
         ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
         ("raise ValueError('size:\\n\\tof a\\n\\tof b')", "ValueError: size:"),
+        ("class A:\n  def __del__(self): 1/0\na = A()\nraise OSError('first')", "OSError: first"),
     ],
 )
 def test_the_exception_that_ended_a_program_is_found_in_what_python_printed(

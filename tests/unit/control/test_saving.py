@@ -253,6 +253,24 @@ def test_a_run_that_is_given_up_is_saved_too():
     assert host.ended.outcome == "failed"
 
 
+def test_a_run_whose_ranks_all_raise_is_saved_when_it_is_given_up():
+    """The last ones end after the stop, and by what they raise, not because they could not save."""
+    host = train()
+    for number in range(2):
+        for index in range(3):
+            host.exit(f"train.{index}.{number}", code=1, error="KeyError: 'same'")
+        if not number:
+            host.advance(60.0)
+            host.start()
+            for index in range(3):
+                enter(host, f"train.{index}.1", 2)
+    name = saver(host)
+    host.start(name)
+    host.exit(name, code=1, error="OSError: no space left on device")
+    assert host.waiting() == []
+    assert host.ended.outcome == "failed"
+
+
 # --- bounds ----------------------------------------------------------------------------------------
 
 
