@@ -1,6 +1,6 @@
 """Guards: what to do with a step whose loss or gradient is not finite or jumps.
 
-A non-finite step is computed once more, by other ranks: with equal bits promised, a result that does not repeat was a fault of the machine and is dropped. One that repeats is the data's or the
+A non-finite step is computed once more, by other ranks if there are any: with equal bits promised, a result that does not repeat was a fault of the machine and is dropped. One that repeats is the data's or the
 program's, and the policy decides. Every rank sees the same numbers and comes to the same verdict. Pure.
 """
 

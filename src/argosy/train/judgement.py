@@ -27,13 +27,14 @@ class Judge:
         self._watch = guards.Watch(settings.guard)
 
     @staticmethod
-    def remark(step: int, outcome: Outcome, attempt: int) -> str:
+    def remark(step: int, outcome: Outcome, attempt: int, num_members: int) -> str:
         """What a person should hear of a step that was not as others, once its verdict is final; empty: nothing."""
         if outcome["verdict"] == "go":
             if not attempt:
                 return ""
+            others = " by other ranks" if num_members > 1 else ""
             return (
-                f"step {step}: loss or gradient was not finite; computed again by other ranks they are: "
+                f"step {step}: loss or gradient was not finite; computed again{others} they are: "
                 "a fault of the machine, which has cost nothing else"
             )
         done = "is left out" if outcome["verdict"] == "skip" else "is undone with those before it"

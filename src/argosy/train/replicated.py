@@ -199,7 +199,7 @@ class Replicated(Transaction):
         if outcome["verdict"] == "again":
             self.crew.roster.compute_again(work.version, attempt + 1)
             raise Moved
-        self.crew.tell(self._judge.remark(work.step, outcome, attempt))
+        self.crew.tell(self._judge.remark(work.step, outcome, attempt, len(self.members)))
         if outcome["verdict"] == "go":
             self.replica.take_gradients(flat, gathered.touched, outcome["scale"])
         else:

@@ -231,7 +231,7 @@ class Transaction:
         if outcome["verdict"] == "again":
             self.crew.roster.compute_again(work.version, attempt + 1)
             raise Moved
-        self.crew.tell(self._judge.remark(work.step, outcome, attempt))
+        self.crew.tell(self._judge.remark(work.step, outcome, attempt, len(self.members)))
         self._write(work, part, gathered, outcome)
         self._end_part(work, part, round)
 
