@@ -19,7 +19,11 @@ from argosy.worker.failures import LONG_SECONDS, Failures, Life
 from argosy.worker.members import Exit, Member, Members
 from argosy.worker.savings import GRACE_SECONDS, Entries, Training
 
-SIGINT, SIGKILL, SIGTERM = 2, 9, 15
+SIGHUP, SIGINT, SIGKILL, SIGTERM = 1, 2, 9, 15
+_INSISTING = {SIGHUP: "SIGTERM", SIGINT: "Ctrl-C again", SIGTERM: "a second SIGTERM"}
+"""What ends it at once after it was asked to stop by this signal, for people."""
+_ONE_WISH_SECONDS = 1.0
+"""Signals of several kinds that come so close together are one wish: a session that ends sends SIGHUP and SIGTERM."""
 _MOST_STORY = 64
 
 
@@ -95,6 +99,7 @@ class Upkeep:
         self._can_join = False
         """Whether the program was seen to join: then a newcomer that has not done so yet will."""
         self._stop_signal = 0
+        self._stop_at = 0.0
         self._blamed: int | None = None
         """The rank whose end is why the run cannot succeed."""
         self._bad_exits: dict[int, Exit] = {}
@@ -200,15 +205,25 @@ class Upkeep:
         self._remember(f"interrupted {number}")
         living = self.members.living()
         if self._stop_signal:
+            if not self._insists(number, at):
+                return []
             self._training.is_closed = True
             return [Signal(member.attempt, SIGKILL) for member in living]
-        self._stop_signal = number
-        again = "Ctrl-C again" if number == SIGINT else "a second signal"
+        self._stop_signal, self._stop_at = number, at
+        again = _INSISTING[number]
         what = "saving what is committed" if self._training.steps else "stopping"
         than = "without saving" if self._training.steps else "at once"
-        actions: list[Action] = [Signal(member.attempt, SIGTERM) for member in living]
+        # A saver was asked from its beginning; before it has come to its trainer the signal would end it.
+        asked = [member for member in living if not member.is_saver]
+        actions: list[Action] = [Signal(member.attempt, SIGTERM) for member in asked]
         actions.append(Announce(f"{what} ({again} stops {than})"))
         return actions + self._go_on(at)
+
+    def _insists(self, number: int, at: float) -> bool:
+        """Whether a further signal asks to end at once, and is not one more sign of the first wish."""
+        if number == SIGHUP:
+            return False  # a terminal that closes sends two: its shell's, and the kernel's when the shell ends
+        return number == self._stop_signal or at - self._stop_at >= _ONE_WISH_SECONDS
 
     def passed(self, at: float) -> list[Action]:
         """The time `due` has come."""

@@ -100,6 +100,18 @@ def save():
     (DIRECTORY / f"saved-{own.rank}").write_text("saved")
 
 
+def save_slowly():
+    """Still at it when everything that a closed terminal sends has come."""
+    stops.watch()
+    own = gang.join()
+    assert not own.stopping
+    sleep_marker(own)
+    wait_until(lambda: own.stopping, "SIGTERM")
+    wait_until(lambda: not Path(f"/proc/{os.getsid(0)}").exists(), "the end of the shell")
+    time.sleep(0.3)  # what a save takes
+    (DIRECTORY / f"saved-{own.rank}").write_text("saved")
+
+
 def stubborn():
     stops.watch()
     own = gang.join()

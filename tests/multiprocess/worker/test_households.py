@@ -1,10 +1,15 @@
 """Households of three real ranks: arenas, deaths, generations, stops, and that nothing is left behind."""
 
+import fcntl
 import os
+import pty
 import random
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -123,6 +128,43 @@ def test_asked_with_nobody_reading_what_is_said_they_save_all_the_same(start, tm
     wait_until(lambda: len(pids_in(tmp_path)) == 3, "three ranks")
     process.send_signal(signal.SIGHUP)
     assert process.wait(SECONDS) == 129
+    assert [path.read_text() for path in tmp_path.glob("saved-*")] == ["saved"] * 3
+
+
+@pytest.fixture
+def terminal():
+    """An interactive shell, and the descriptor behind its terminal."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    behind, before = pty.openpty()
+    shell = subprocess.Popen(
+        [bash, "--norc", "--noprofile", "-i"],
+        env={k: v for k, v in os.environ.items() if not k.startswith("ARGOSY_")},
+        stdin=before,
+        stdout=before,
+        stderr=before,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(before)
+    yield shell, behind
+    shell.kill()
+    shell.wait()
+
+
+def test_when_the_terminal_is_closed_the_ranks_save_and_leave(terminal, tmp_path):
+    shell, behind = terminal
+    command = shlex.join([sys.executable, str(PROGRAM), "save_slowly", str(tmp_path)])
+    try:
+        os.write(behind, f"{command}\n".encode())
+        wait_until(lambda: len(pids_in(tmp_path)) == 3, "three ranks")
+        os.close(behind)  # the shell signals its job, and the kernel does when the shell ends
+        shell.wait(SECONDS)
+        wait_until(lambda: not processes_named(str(tmp_path)), "the end of the household")
+    finally:
+        for pid in processes_named(str(tmp_path)):
+            os.kill(int(pid), signal.SIGKILL)
     assert [path.read_text() for path in tmp_path.glob("saved-*")] == ["saved"] * 3
 
 

@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 from argosy.errors import InvariantError
 from argosy.worker.members import Exit
 from argosy.worker.upkeep import (
+    SIGHUP,
     SIGINT,
     SIGKILL,
+    SIGTERM,
     Announce,
     End,
     Signal,
@@ -296,6 +298,42 @@ def test_asked_to_stop_nobody_is_started_again_and_asked_twice_all_are_killed():
     assert world.end.code == 130
 
 
+def signals_in(actions):
+    return {action.number for action in actions if isinstance(action, Signal)}
+
+
+@pytest.mark.parametrize("first", [SIGHUP, SIGINT, SIGTERM])
+def test_a_terminal_that_closes_asks_once_however_often_it_signals(first):
+    upkeep = World(2).upkeep
+    assert signals_in(upkeep.interrupted(first, 5.0)) == {SIGTERM}
+    for at in (5.0002, 6.5, 600.0):
+        assert upkeep.interrupted(SIGHUP, at) == []
+
+
+@pytest.mark.parametrize(("first", "second"), [(SIGHUP, SIGTERM), (SIGINT, SIGTERM)])
+def test_another_signal_ends_at_once_only_if_it_is_another_wish(first, second):
+    upkeep = World(2).upkeep
+    upkeep.interrupted(first, 5.0)
+    assert upkeep.interrupted(second, 5.5) == []
+    assert signals_in(upkeep.interrupted(second, 6.0)) == {SIGKILL}
+
+
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+def test_the_same_wish_a_second_time_ends_at_once(number):
+    upkeep = World(2).upkeep
+    upkeep.interrupted(number, 5.0)
+    assert signals_in(upkeep.interrupted(number, 5.1)) == {SIGKILL}
+
+
+@pytest.mark.parametrize(
+    ("number", "again"),
+    [(SIGHUP, "SIGTERM"), (SIGINT, "Ctrl-C again"), (SIGTERM, "a second SIGTERM")],
+)
+def test_what_ends_at_once_is_said(number, again):
+    (said,) = said_by(World(1).upkeep.interrupted(number))
+    assert said == f"stopping ({again} stops at once)"
+
+
 def test_the_ranks_are_asked_to_stop_before_anything_is_said():
     world = World(2)
     world.join_all()
@@ -537,6 +575,15 @@ def test_a_saver_that_is_killed_from_outside_is_tried_again_and_not_for_ever():
     assert isinstance(start, End)
     killed = "a process was started to save: it was killed by signal 9"
     assert start.text.endswith(f"is spent; nothing was saved at its end ({killed})")
+
+
+def test_asked_to_stop_while_it_gives_up_it_lets_the_saver_finish():
+    upkeep = training(1).upkeep
+    start = give_up(upkeep, 1.0)
+    asked = upkeep.interrupted(SIGINT, 1.1)
+    assert said_by(asked) == ["saving what is committed (Ctrl-C again stops without saving)"]
+    assert signals_in(asked) == set()
+    assert upkeep.interrupted(SIGINT, 1.2) == [Signal(start.attempt, SIGKILL)]
 
 
 @pytest.mark.parametrize("exit", [Exit(1, None, "OSError: no space"), Exit(None, 15)])
