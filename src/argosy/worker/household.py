@@ -24,7 +24,7 @@ from typing import Any
 
 from argosy.errors import ClusterError, ConfigError
 from argosy.protocol.peerloss import is_peer_loss
-from argosy.worker import births, stops
+from argosy.worker import births, records, stops
 from argosy.worker.members import Exit
 from argosy.worker.notices import say, show
 from argosy.worker.switchboard import Switchboard
@@ -116,8 +116,17 @@ class Household:
             self._leave(before)
         end = self._upkeep.end
         assert end is not None
-        _report(end, resume if self._upkeep.has_saved else "")
+        _report(end, self._how_to_go_on(resume) if end.is_stop and resume else "")
         return end
+
+    def _how_to_go_on(self, resume: str) -> str:
+        """After a stop, as the end of a sentence; empty: there is nothing to go on with."""
+        newest = records.find_newest_save(self._directory)
+        if newest is None:
+            return ""
+        step, path = newest
+        where = "" if step == self._upkeep.saved_step else f"; step {step} is saved in {path}"
+        return f"{where}; go on: {resume}"
 
     def _turn(self) -> None:
         """Wait for something to happen and follow it up."""
@@ -370,9 +379,9 @@ class Household:
             held.close()
 
 
-def _report(end: End, resume: str) -> None:
+def _report(end: End, go_on: str) -> None:
     """Show why it ended, the first cause once, and how to go on."""
     if end.error:
         show(end.error)
     if end.text:
-        say(f"{end.text}; go on: {resume}" if end.is_stop and resume else end.text)
+        say(f"{end.text}{go_on}")

@@ -94,8 +94,7 @@ def _run_here(main: Main, run: Run, *, is_member: bool) -> None:
     except KeyboardInterrupt:
         if is_member or not stops.is_asked():
             raise
-        saved = "nothing was saved" if run.last_saved is None else f"saved: step {run.last_saved}"
-        say(f"stopped at once; {saved}")
+        say(f"stopped at once; {_describe_newest(run)}")
         sys.exit(INTERRUPTED_CODE)
     finally:
         stops.forget()
@@ -162,6 +161,16 @@ def _run_main(main: Main, run: Run, *, is_watched: bool = False, resume: str = "
         run.finish(has_failed=True)
         raise
     run.finish()
+
+
+def _describe_newest(run: Run) -> str:
+    """What is left of a run that was ended before it could save."""
+    newest = records.find_newest_save(run.directory)
+    if newest is None:
+        return "nothing was saved"
+    step, path = newest
+    loss = "" if step == run.last_saved else "nothing was saved at its end; "
+    return f"{loss}step {step} is saved in {path}; go on: {_resume_words(run)}"
 
 
 def _resume_words(run: Run) -> str:

@@ -1,8 +1,8 @@
-"""The directory of a run and the record of its config: `config.json`, written once and compared ever after.
+"""The directory of a run: its newest checkpoint, and the record of its config, `config.json`, written once and compared ever after.
 
-Called by `launch`. A new directory is never made over an old run; going on with one (`--resume`) takes over its config, and only what
-`--set` names may differ from it. Inside a cluster the directory is the run's own, and every rank compares its config with the
-first one's. The format: docs/reference/launch.md.
+Called by `launch` and the household. A new directory is never made over an old run; going on with one (`--resume`) takes over its
+config, and only what `--set` names may differ from it. Inside a cluster the directory is the run's own, and every rank compares its
+config with the first one's. The format: docs/reference/launch.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from argosy.errors import ConfigError, HomeError
+from argosy.errors import ConfigError, HomeError, NotFoundError
 from argosy.worker.settings import flatten, parse_keys
 from argosy.worker.sources import find_changed
 
@@ -99,6 +99,19 @@ def discard_unused(directory: Path) -> None:
             directory.rmdir()
             if directory.parent == Path("runs").absolute():
                 directory.parent.rmdir()  # if there are no others
+
+
+def find_newest_save(directory: Path | str) -> tuple[int, Path] | None:
+    """The newest checkpoint of a run and where it is, whoever has made it; None: there is none, or nobody can look."""
+    from argosy.checkpoint.listings import Listing
+    from argosy.train.saver import FOLDER
+
+    listing = Listing(Path(directory) / FOLDER)
+    try:
+        steps = listing.steps()
+        return (steps[-1], listing.directory_of(steps[-1])) if steps else None
+    except (OSError, NotFoundError):
+        return None  # also one that was removed in this moment: the run has ended all the same
 
 
 def find_differences(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:

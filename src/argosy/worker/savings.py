@@ -70,18 +70,10 @@ class Training:
         return savers.needs_saver(legacy, self._were_unlucky)
 
     def describe_loss(self) -> str:
-        """What a stop has cost, as the end of a sentence."""
+        """What a stop has cost, or giving up, as the end of a sentence."""
         if self._is_safe():
             return ""
-        if self.saved is None:
-            return f"; nothing was saved, {self.steps} steps are lost{self._describe_saver()}"
-        return f"; nothing was saved after step {self.saved[0]}{self._describe_saver()}"
-
-    def describe_failure(self) -> str:
-        """What is lost when the household gives up, as the end of a sentence."""
-        if self._is_safe() or not self.has_entered:
-            return ""
-        # Nobody tells of the saves on the way: they may be there.
+        # Nobody tells of the saves on the way: how many steps are lost is not known here.
         return f"; nothing was saved at its end{self._describe_saver()}"
 
     def _is_safe(self) -> bool:

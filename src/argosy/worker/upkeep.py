@@ -122,9 +122,9 @@ class Upkeep:
         return min(times, default=None)
 
     @property
-    def has_saved(self) -> bool:
-        """Whether there is a save to go on with."""
-        return self._training.saved is not None
+    def saved_step(self) -> int | None:
+        """The newest step whose save the person was told of; others may have been saved on the way."""
+        return None if self._training.saved is None else self._training.saved[0]
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class Upkeep:
     def _failed(self) -> End:
         """Why it failed, and if it has given up what that has cost."""
         assert self.end is not None
-        loss = self._training.describe_failure() if self._has_given_up else ""
+        loss = self._training.describe_loss() if self._has_given_up else ""
         return replace(self.end, text=f"{self.end.text}{loss}")
 
     def _stopped(self) -> End:

@@ -1,12 +1,13 @@
 """Several launches of one small training, one after the other in this process; after each of them its exit code is printed.
 
-What happens in step 4 is said by the config: all ranks are killed and Ctrl-C is pressed (`vanish`), Ctrl-C is pressed twice (`twice`), or user code breaks out of its
+What happens in step 4 is said by the config: all ranks are killed and Ctrl-C is pressed (`vanish`), Ctrl-C is pressed twice, when a checkpoint was made on the way (`twice`), or user code breaks out of its
 loop (`break`) or raises in this and in every later step (`raise`); with `sleepy` one rank hangs before it makes its trainer.
 """
 
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ def main(run, config):
         batch_size=8,
         lanes=4,
         first_hang_seconds=0.3,
+        checkpoints=ar.Checkpoints(every=2) if config.case == "twice" else ar.Checkpoints(),
     )
     for step in trainer.steps(STEPS):
         step()
@@ -64,15 +66,24 @@ def disturb(run, case, pids):
     if case not in ("vanish", "twice"):
         return
     if run.rank == 0:
+        asked = os.getppid() if run.world_size > 1 else os.getpid()
         if case == "vanish":
             os.kill(int((pids / "1").read_text()), signal.SIGKILL)
-        os.kill(os.getppid(), signal.SIGINT)
+        while case == "twice" and not has_saved_on_the_way(run):
+            time.sleep(0.001)
+        os.kill(asked, signal.SIGINT)
         if case == "vanish":
             os.kill(os.getpid(), signal.SIGKILL)
         while not run.gang.stopping:
             time.sleep(0.001)
-        os.kill(os.getppid(), signal.SIGINT)
+        os.kill(asked, signal.SIGINT)
     time.sleep(600)
+
+
+def has_saved_on_the_way(run):
+    """And is not at another save, which is this rank's if anybody's."""
+    is_saving = any(thread.name == "argosy-save" for thread in threading.enumerate())
+    return not is_saving and any(run.directory.glob("checkpoints/step-*"))
 
 
 def launch(*words):
@@ -93,6 +104,7 @@ if __name__ == "__main__":
         launch("-n", "2", "--resume", "vanished", "--set", "case=")
         launch("-n", "1", "--resume", "vanished")
         launch("-n", "2", "--directory", "twice", "--set", "case=twice")
+        launch("-n", "1", "--directory", "alone", "--set", "case=twice")
         launch("-n", "2", "--directory", "broken", "--set", "case=break")
         launch("-n", "2", "--directory", "sleepy", "--set", "case=sleepy")
         launch("-n", "2", "--directory", "hopeless", "--set", "case=raise")

@@ -33,7 +33,17 @@ def said(tmp_path_factory):
     return dict(zip(NAMES, found, strict=True)), directory
 
 
-NAMES = ("refused", "vanished", "resumed", "finished", "twice", "broken", "sleepy", "hopeless")
+NAMES = (
+    "refused",
+    "vanished",
+    "resumed",
+    "finished",
+    "twice",
+    "alone",
+    "broken",
+    "sleepy",
+    "hopeless",
+)
 SAVED = "argosy: step {} is saved in {}/checkpoints/step-{:09d}"
 
 
@@ -74,13 +84,23 @@ def test_a_finished_run_that_is_resumed_says_so(said):
     assert lines[-1] == "code 0"
 
 
-def test_ctrl_c_twice_says_that_nothing_was_saved(said):
-    lines = said[0]["twice"]
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("twice", "stopped; nothing was saved at its end"),
+        ("alone", "stopped at once; nothing was saved at its end"),
+    ],
+)
+def test_ctrl_c_twice_saves_nothing_more_and_names_the_newest_checkpoint(said, name, how):
+    lines, saves = said[0][name], saves_in(said[1] / name)
     assert "argosy: saving what is committed (Ctrl-C again stops without saving)" in lines
-    assert lines[-2].startswith("argosy: stopped; nothing was saved, ")
-    assert lines[-2].endswith(" steps are lost")
+    step = int(saves[-1].removeprefix("step-"))
+    assert step < 5
+    assert lines[-2].startswith(
+        f"argosy: {how}; step {step} is saved in {name}/checkpoints/{saves[-1]}; go on: python "
+    )
+    assert lines[-2].endswith(f"stopping_program.py --resume {name}")
     assert lines[-1] == "code 130"
-    assert saves_in(said[1] / "twice") == []
 
 
 def test_a_loop_that_is_left_early_is_saved_when_the_program_ends(said):

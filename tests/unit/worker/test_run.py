@@ -275,3 +275,16 @@ def test_a_directory_in_which_nothing_happened_is_removed_and_no_other(tmp_path,
     records.discard_unused(given)
     assert (tmp_path / "deep").is_dir()
     assert not given.exists()
+
+
+def test_the_newest_save_of_a_run_is_found_whoever_has_made_it(tmp_path):
+    for name in ("step-000000060", "step-000000072", ".staging-000000080-1", "pins"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    newest = tmp_path / "checkpoints" / "step-000000072"
+    assert records.find_newest_save(tmp_path) == (72, newest)
+
+
+def test_a_run_without_a_save_has_no_newest_one(tmp_path):
+    assert records.find_newest_save(tmp_path) is None
+    (tmp_path / "checkpoints").write_text("not a directory")
+    assert records.find_newest_save(tmp_path) is None

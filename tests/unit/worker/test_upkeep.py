@@ -469,7 +469,7 @@ def test_nobody_being_left_to_save_one_process_is_started_that_does():
     assert said_by(actions) == ["step 3 is saved in /p/step-3"]
     (end,) = world.upkeep.exited(start.attempt, Exit(None, 15), 0.0)
     assert (end.code, end.text, end.is_stop) == (130, "stopped", True)
-    assert world.upkeep.has_saved
+    assert world.upkeep.saved_step == 3
 
 
 def test_a_save_is_told_once_and_by_those_that_stop_themselves():
@@ -483,13 +483,14 @@ def test_a_save_is_told_once_and_by_those_that_stop_themselves():
     assert world.end == End(130, "stopped", is_stop=True)
 
 
-def test_a_second_interrupt_ends_all_and_says_what_is_lost():
+def test_a_second_interrupt_ends_all_and_says_that_nothing_was_saved():
     world = training()
     world.do(world.upkeep.interrupted(SIGINT))
     world.do(world.upkeep.interrupted(SIGINT))
     for attempt in list(world.living):
         world.exit(attempt, KILLED)
-    assert world.end.text == "stopped; nothing was saved, 3 steps are lost"
+    assert world.end.text == "stopped; nothing was saved at its end"
+    assert world.upkeep.saved_step is None
 
 
 @pytest.mark.parametrize("code", [1, 0])
