@@ -75,11 +75,11 @@ class Fleet:
             self.threads[host] = threading.Thread(target=serve)
             self.threads[host].start()
 
-    def copy(self, host, step, route=None):
+    def copy(self, host, step, route=None, asked=None):
         """As the process that copies does it."""
         copying = Copying(peers=self.peers(host), run="run", share=Share())
         with Folder(self.path / host / names.step_name(step)) as folder:
-            return copies.copy(folder, route or self.route, copying)
+            return copies.copy(folder, route or self.route, copying, asked=asked)
 
     def save(self, *steps):
         for step in steps:
@@ -150,8 +150,7 @@ def test_a_host_that_has_lost_memory_and_disk_gets_the_same_bits_back(fleet, sch
         # What the lost host kept for others comes again with their next saves; here it is put again at once.
         kept.rename(hosts.path / lost)
         for host in hosts.hosts:
-            for step in (1, 2):
-                hosts.shelves[host].drop("run", host, step)
+            hosts.shelves[host].forget_newer(label_of(1, owner=host, step=0))
         for step in (1, 2):
             for host in hosts.hosts:
                 hosts.copy(host, step)
@@ -339,13 +338,59 @@ def test_a_missing_peer_does_not_keep_the_others_from_their_stretches(fleet):
     assert [(one.owner, one.is_folded) for one in hosts.route.list("b", "run")] == [("a", True)]
 
 
-def label_of(num_bytes):
+@pytest.mark.parametrize("step", [105, 110])
+def test_who_goes_back_among_other_hosts_gets_nothing_newer_from_the_former_ones(fleet, step):
+    former = fleet(hosts=("a", "b", "c", "d"))
+    former.hold()
+    with Checkpointer(former.path / "a") as checkpointer:
+        for left in (100, 110, 120):
+            checkpointer.save(left, state("a", left + 1))
+            former.copy("a", left)
+    assert former.listing("a").steps() == [110, 120]
+    for left in (110, 120):
+        shutil.rmtree(former.path / "a" / names.step_name(left))
+    hosts = fleet(hosts=("a", "b", "c", "d", "e", "f"))
+    hosts.hold("e", "f")
+    with Checkpointer(hosts.path / "a", peers=hosts.peers("a")) as checkpointer:
+        checkpointer.save(step, state("a", step))
+        checkpointer.wait_uploaded(30)
+    hosts.lose("a")
+    kept = [label for host in hosts.hosts[1:] for label in hosts.route.list(host, "run")]
+    assert [label.step for label in kept] == [step]
+    assert hosts.load("a").step == step
+
+
+def test_each_host_that_gets_nothing_is_asked_until_it_answers_and_when_its_owner_goes_back(fleet):
+    hosts = fleet(hosts=("a", "b", "c", "d"))
+    hosts.hold("a", "c", "d")
+    with Checkpointer(hosts.path / "a") as checkpointer:
+        for step in (1, 2, 3, 4):
+            checkpointer.save(step, state("a", step))
+    newer = label_of(10, step=9)
+    asked = {}
+    hosts.copy("a", 2, asked=asked)
+    assert asked == {"a": 2, "d": 2}
+    hosts.hold("b")
+    for host in ("b", "d"):
+        hosts.route.put(host, newer, lambda start, into: None)
+    hosts.copy("a", 3, asked=asked)
+    assert (hosts.route.list("b", "run"), hosts.route.list("d", "run")) == ([], [newer])
+    hosts.copy("a", 1, asked=asked)
+    assert hosts.route.list("d", "run") == []
+    hosts.route.end("d")
+    hosts.copy("a", 4, asked=asked)
+    assert asked == {"a": 4, "b": 4, "d": 4}
+    hosts.copy("a", 1, asked=asked)
+    assert asked == {"a": 1, "b": 1}
+
+
+def label_of(num_bytes, run="run", step=1, owner="a"):
     image = Image(mark=1, num_bytes=num_bytes, manifest_bytes=0, signature_bytes=0)
     return Label(
-        run="run",
-        step=1,
-        owner="a",
-        members=("a",),
+        run=run,
+        step=step,
+        owner=owner,
+        members=(owner,),
         share=Share(),
         image=image,
         start=0,

@@ -21,10 +21,10 @@ def data_of(seed, num_bytes):
     return np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8).tobytes()
 
 
-def label(step, data, owner="a", members=("a",), mark=1, is_folded=False):
+def label(step, data, owner="a", members=("a",), mark=1, is_folded=False, run="run"):
     image = Image(mark=mark, num_bytes=len(data), manifest_bytes=0, signature_bytes=0)
     return Label(
-        run="run",
+        run=run,
         step=step,
         owner=owner,
         members=members,
@@ -169,6 +169,23 @@ def test_who_goes_back_takes_its_newer_steps_with_it(shelves):
     ]
 
 
+def test_who_goes_back_to_a_step_that_is_there_takes_its_newer_ones_with_it_too(shelves):
+    for step in (1, 2):
+        put(shelves, step, b"x")
+    assert shelves.begin(label(1, b"x")) is None
+    assert steps(shelves) == [1]
+
+
+def test_who_saves_a_step_again_among_other_members_takes_the_former_save_back(shelves):
+    for owner in "ab":
+        put(shelves, 1, b"x", owner=owner, members=GROUP)
+    put(shelves, 1, b"y", mark=2, members=("a", "d"))
+    assert sorted((one.owner, one.image.mark) for one in shelves.labels("run")) == [
+        ("a", 2),
+        ("b", 1),
+    ]
+
+
 def test_another_run_is_not_seen(shelves):
     put(shelves, 1, b"x")
     assert shelves.labels("other") == []
@@ -184,12 +201,17 @@ def test_older_steps_go_when_there_is_no_room_but_not_the_newest_whole_one():
     assert steps(shelves) == [3]
 
 
-def test_a_step_is_dropped_when_its_owner_says_so(shelves):
-    put(shelves, 1, b"x")
-    put(shelves, 2, b"x")
-    shelves.drop("run", "a", 2)
-    shelves.drop("run", "b", 1)
-    assert steps(shelves) == [1]
+def test_newer_steps_go_when_their_owner_says_so(shelves):
+    for owner in "ab":
+        for step in (1, 2):
+            put(shelves, step, b"x", owner=owner, members=(owner,))
+    shelves.forget_newer(label(1, b"x"))
+    shelves.forget_newer(label(0, b"x", owner="b", run="other"))
+    assert [(one.owner, one.step) for one in shelves.labels("run")] == [
+        ("a", 1),
+        ("b", 1),
+        ("b", 2),
+    ]
 
 
 def test_what_former_groups_kept_goes_once_the_new_one_is_whole(shelves):

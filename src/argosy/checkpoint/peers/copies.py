@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from argosy.checkpoint.peers.routes import Fill, Route
 from argosy.checkpoint.peers.settings import Copying
 from argosy.errors import ArgosyError
 
+_LOG = logging.getLogger("argosy.checkpoint")
+Asked = dict[str, int]
+"""Hosts that are to keep nothing for this one and have forgotten what was newer, each with the step that was copied last."""
 Pace = Callable[[int], None]
 """Called before each block is read: rate caps, progress and deadlines live there."""
 
@@ -28,7 +32,11 @@ class Copied:
 
 
 def copy(
-    folder: Folder, route: Route, copying: Copying, pace: Pace = lambda num_bytes: None
+    folder: Folder,
+    route: Route,
+    copying: Copying,
+    pace: Pace = lambda num_bytes: None,
+    asked: Asked | None = None,
 ) -> Copied:
     """Put this host's part of a checkpoint where it belongs; a host that cannot take its stretch keeps no other from theirs, and is raised in the end."""
     peers = copying.peers
@@ -39,6 +47,10 @@ def copy(
     )
     done, failures = Copied(), list[ArgosyError]()
     route.start(peers.host)
+    keepers = {one.host for one in keepings}
+    others = [host for host in peers.hosts if host not in keepers]
+    newest = _label(folder.step, copying, row, keepings[0])
+    _take_back(route, newest, others, {} if asked is None else asked)
 
     def from_disk(start: int, into: memoryview) -> None:
         row.fill(begin + start, into)
@@ -59,6 +71,20 @@ def copy(
     if failures:
         raise failures[0]
     return done
+
+
+def _take_back(route: Route, newest: Label, others: list[str], asked: Asked) -> None:
+    """Whoever copies a step has gone back behind its newer ones. Hosts that get it see that; those that kept for this one among other hosts would offer them for ever."""
+    for host in others:
+        if host not in asked or newest.step <= asked[host]:
+            try:
+                route.forget(host, newest)
+            except ArgosyError as failure:
+                # Most likely it has nothing any more. It is asked again with the next step.
+                _LOG.info("peers: %s", failure.what)
+                asked.pop(host, None)
+                continue
+        asked[host] = newest.step
 
 
 def _label(step: int, copying: Copying, row: Row, one: Keeping) -> Label:

@@ -51,12 +51,10 @@ class List(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
     run: str
 
 
-class Drop(msgspec.Struct, frozen=True, kw_only=True, tag="drop"):
-    """An owner's part of a step may go; answered by `Done`."""
+class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
+    """An owner has gone back to this step: its newer ones go, and other saves of this one; answered by `Done`."""
 
-    run: str
-    owner: str
-    step: int
+    label: Label
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
@@ -85,7 +83,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     fix: str = ""
 
 
-Said = Put | Block | Get | List | Drop | End
+Said = Put | Block | Get | List | Forget | End
 Answer = Ready | Done | Block | Labels | Refused
 
 _SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)

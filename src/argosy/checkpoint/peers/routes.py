@@ -15,7 +15,7 @@ Fill = Callable[[int, memoryview], None]
 
 
 class Route(Protocol):
-    """Puts, gets, lists and drops of checksummed stretches at hosts. Every call is bounded in time and raises PeerAbsent when nobody answers."""
+    """Checksummed stretches at hosts: put, got, listed and forgotten. Every call is bounded in time and raises PeerAbsent when nobody answers."""
 
     def start(self, host: str) -> None:
         """Have a holder at this host, which must be the caller's own; it lives on when the caller ends."""
@@ -29,8 +29,8 @@ class Route(Protocol):
     def list(self, host: str, run: str) -> list[Label]:
         """What has come whole."""
 
-    def drop(self, host: str, run: str, owner: str, step: int) -> None:
-        """Let an owner's part of a step go."""
+    def forget(self, host: str, label: Label) -> None:
+        """Let the owner's newer steps go, and other saves of this one."""
 
     def end(self, host: str) -> None:
         """Let everything go and end the holder; nothing when there is none."""

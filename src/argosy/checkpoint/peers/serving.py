@@ -17,8 +17,8 @@ from argosy.checkpoint.peers.messages import (
     BLOCK_BYTES,
     Block,
     Done,
-    Drop,
     End,
+    Forget,
     Get,
     Labels,
     List,
@@ -98,8 +98,8 @@ class Serving:
                 self._give(link, said)
             elif isinstance(said, List):
                 messages.send(link, Labels(labels=self._shelves.labels(said.run)))
-            elif isinstance(said, Drop):
-                self._shelves.drop(said.run, said.owner, said.step)
+            elif isinstance(said, Forget):
+                self._shelves.forget_newer(said.label)
                 messages.send(link, Done())
             elif isinstance(said, End):
                 self._is_ending = True

@@ -146,9 +146,9 @@ class Shelves:
     def begin(self, label: Label) -> Incoming | None:
         """Room for a stretch, taken now; None when it is there. Whoever puts a step has gone back behind its newer ones: they go."""
         with self._lock:
+            self._forget_newer(label)
             if label in self._labels():
                 return None
-            self._forget_newer(label)
             self._make_room(label)
             incoming = Incoming(label)
             self._coming.append(incoming)
@@ -199,13 +199,10 @@ class Shelves:
         what = f"the part of {address.owner}" if address.owner else "the parity"
         raise NotFoundError(f"{what} of step {address.step} is not here")
 
-    def drop(self, run: str, owner: str, step: int) -> None:
-        """Let go of what an owner has put of a step."""
+    def forget_newer(self, label: Label) -> None:
+        """Let go of what its owner has put of newer steps, and of other saves of this one."""
         with self._lock:
-            for series in self._of_run(run):
-                if step in series:
-                    series[step].forget(owner)
-            self._sweep()
+            self._forget_newer(label)
 
     def statistics(self) -> dict[str, int]:
         """How full it is."""
@@ -225,17 +222,16 @@ class Shelves:
             for label in kept.labels()
         ]
 
-    def _of_run(self, run: str) -> list[dict[int, _Kept]]:
-        return [series for (name, _), series in self._kept.items() if name == run]
-
     def _num_bytes(self) -> int:
         kept = sum(one.num_bytes() for series in self._kept.values() for one in series.values())
         return kept + sum(padded(one.label.num_bytes) for one in self._coming)
 
     def _forget_newer(self, label: Label) -> None:
-        for series in self._of_run(label.run):
-            for step in [one for one in series if one > label.step]:
-                series[step].forget(label.owner)
+        for one in self._labels():
+            is_own = (one.run, one.owner) == (label.run, label.owner)
+            is_other_save = one.step == label.step and one.image != label.image
+            if is_own and (one.step > label.step or is_other_save):
+                self._kept[one.run, one.members][one.step].forget(one.owner)
         self._sweep()
 
     def _make_room(self, label: Label) -> None:

@@ -23,8 +23,8 @@ from argosy.checkpoint.peers.messages import (
     BLOCK_BYTES,
     Answer,
     Block,
-    Drop,
     End,
+    Forget,
     Get,
     Labels,
     Put,
@@ -90,10 +90,10 @@ class UnixRoute:
             answer = self._answer(host, link, messages.List(run=run))
             return answer.labels if isinstance(answer, Labels) else []
 
-    def drop(self, host: str, run: str, owner: str, step: int) -> None:
+    def forget(self, host: str, label: Label) -> None:
         """At once."""
         with self._talking(host) as link:
-            self._answer(host, link, Drop(run=run, owner=owner, step=step))
+            self._answer(host, link, Forget(label=label))
 
     def end(self, host: str) -> None:
         """Waits until its socket is closed."""

@@ -78,6 +78,7 @@ class PeerCopies:
         self._listing = Listing(store)
         self._copying = copying
         self._route = joining.route_of(copying.peers)
+        self._asked: copies.Asked = {}
         self._rate = Rate()
 
     def send(self, step: int) -> Uploaded:
@@ -89,7 +90,7 @@ class PeerCopies:
 
         pace = Pace(self._rate, peers.bytes_per_second, peers.deadline_seconds, tell)
         with self._listing.folder(step) as folder:
-            copied = copies.copy(folder, self._route, self._copying, pace)
+            copied = copies.copy(folder, self._route, self._copying, pace, self._asked)
         return Uploaded(
             step=step,
             sent_bytes=copied.sent_bytes,
