@@ -384,6 +384,30 @@ def test_each_host_that_gets_nothing_is_asked_until_it_answers_and_when_its_owne
     assert asked == {"a": 1, "b": 1}
 
 
+def test_a_holder_gives_the_room_of_runs_that_are_over_to_those_that_go_on(fleet):
+    hosts = fleet()
+    hosts.hold("b", most_bytes=4 * CHUNK_BYTES)
+
+    def put(route, run, step):
+        route.put("b", label_of(10, run=run, step=step), lambda *_: None)
+
+    def kept():
+        return {run: [one.step for one in hosts.route.list("b", run)] for run in ("used", "over")}
+
+    other = UnixRoute(hosts.peers("a"))
+    for step in (1, 2):
+        put(other, "used", step)
+    for step in (1, 2):
+        put(hosts.route, "over", step)
+    for step in (1, 2, 3):
+        put(hosts.route, "run", step)
+    assert kept() == {"used": [1, 2], "over": []}
+    other.close()
+    wait_for(lambda: "used" not in hosts.shelves["b"]._users.values())
+    put(hosts.route, "last", 1)
+    assert kept()["used"] == [2]
+
+
 def label_of(num_bytes, run="run", step=1, owner="a"):
     image = Image(mark=1, num_bytes=num_bytes, manifest_bytes=0, signature_bytes=0)
     return Label(

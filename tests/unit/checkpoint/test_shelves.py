@@ -1,10 +1,11 @@
 """The memory of a holder: nothing torn is seen, damage is noticed, newer steps replace older ones within the limit."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.checkpoint import checksums
@@ -48,8 +49,8 @@ def got(shelves, step, num_bytes, owner="a", members=("a",)):
     return bytes(shelves.memory_of(address).checked(0, num_bytes))
 
 
-def steps(shelves):
-    return [one.step for one in shelves.labels("run")]
+def steps(shelves, run="run"):
+    return [one.step for one in shelves.labels(run)]
 
 
 @pytest.fixture
@@ -196,9 +197,58 @@ def test_older_steps_go_when_there_is_no_room_but_not_the_newest_whole_one():
     for step in (1, 2, 3):
         put(shelves, step, b"x")
     assert steps(shelves) == [2, 3]
-    with pytest.raises(NoRoom, match="1048576 are free"):
+    with pytest.raises(NoRoom, match="1048576 can be had"):
         shelves.begin(label(4, bytes(2 * CHUNK_BYTES)))
-    assert steps(shelves) == [3]
+    assert steps(shelves) == [2, 3]
+
+
+def test_a_run_that_is_over_makes_room_for_others_the_one_put_least_recently_first():
+    shelves = Shelves(most_bytes=5 * CHUNK_BYTES, keep=2)
+    for run, step in [("first", 1), ("second", 1), ("first", 2), ("second", 2), ("first", 3)]:
+        put(shelves, step, b"x", run=run)
+    for step in (1, 2):
+        put(shelves, step, b"x")
+    assert (steps(shelves, "second"), steps(shelves, "first")) == ([2], [2, 3])
+    for step in (1, 2):
+        put(shelves, step, b"x", run="last")
+    assert (steps(shelves, "second"), steps(shelves, "first")) == ([], [3])
+    assert (steps(shelves), steps(shelves, "last")) == ([1, 2], [1, 2])
+
+
+def test_of_a_run_that_somebody_uses_the_newest_whole_step_stays_and_goes_once_they_are_gone():
+    shelves = Shelves(most_bytes=4 * CHUNK_BYTES, keep=2)
+    shelves.note_user(1, "used")
+    for run in ("used", "over"):
+        for step in (1, 2):
+            put(shelves, step, b"x", run=run)
+    for size, over, used in [(1, [2], [1, 2]), (2, [], [1, 2]), (3, [], [2])]:
+        shelves.give_up(shelves.begin(label(1, bytes(size * CHUNK_BYTES))))
+        assert (steps(shelves, "over"), steps(shelves, "used")) == (over, used)
+    everything = label(1, bytes(4 * CHUNK_BYTES))
+    with pytest.raises(NoRoom, match=f"3145728 can be had[^/]*process {os.getpid()}"):
+        shelves.begin(everything)
+    shelves.note_gone(1)
+    shelves.give_up(shelves.begin(everything))
+    assert steps(shelves, "used") == []
+
+
+def test_nothing_goes_for_what_has_no_room_anyway():
+    shelves = Shelves(most_bytes=4 * CHUNK_BYTES, keep=2)
+    for run in ("run", "over"):
+        for step in (1, 2):
+            put(shelves, step, b"x", run=run)
+    with pytest.raises(NoRoom, match="3145728 can be had"):
+        shelves.begin(label(3, bytes(4 * CHUNK_BYTES)))
+    assert (steps(shelves), steps(shelves, "over")) == ([1, 2], [1, 2])
+
+
+def test_a_member_of_the_same_run_does_not_lose_its_newest_step_to_another():
+    shelves = Shelves(most_bytes=2 * CHUNK_BYTES, keep=2)
+    put(shelves, 1, b"x")
+    put(shelves, 1, b"x", owner="b", members=("b",))
+    with pytest.raises(NoRoom):
+        shelves.begin(label(2, b"x"))
+    assert steps(shelves) == [1, 1]
 
 
 def test_newer_steps_go_when_their_owner_says_so(shelves):
@@ -239,3 +289,28 @@ def test_the_newest_whole_step_never_goes(standing, keep, coming):
     others = [step for step in whole if step != coming]
     assert coming not in shed
     assert not others or max(others) not in shed
+
+
+SERIES = [(run, (owner,)) for run in "xyz" for owner in "ab"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(SERIES), st.dictionaries(st.integers(0, 4), st.booleans(), max_size=3)
+    ),
+    st.sets(st.sampled_from("xyz")),
+)
+def test_all_of_unused_runs_yields_before_anything_of_used_ones(found, used):
+    others = {
+        series: [Standing(step=step, is_whole=is_whole) for step, is_whole in steps.items()]
+        for series, steps in found.items()
+    }
+    yielding = rooms.plan_yielding(others, used)
+    assert len(set(yielding)) == len(yielding)
+    over = {(series, step) for series in found for step in found[series] if series[0] not in used}
+    assert set(yielding[: len(over)]) == over
+    runs = [series[0] for series, _ in yielding[: len(over)]]
+    assert len(list(itertools.groupby(runs))) == len(set(runs))
+    for series, step in yielding[len(over) :]:
+        assert step < max(one for one, is_whole in found[series].items() if is_whole)

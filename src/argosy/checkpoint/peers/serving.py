@@ -85,9 +85,13 @@ class Serving:
                 return
             try:
                 while (said := messages.receive_said(link)) is not None:
+                    if run := _run_of(said):
+                        self._shelves.note_user(id(link), run)
                     self._hear(link, said)
             except (OSError, ProtocolError):
                 pass  # the client has gone, or makes no sense: it sees the connection end
+            finally:
+                self._shelves.note_gone(id(link))
 
     def _hear(self, link: socket.socket, said: Said) -> None:
         """Carry one order out; what is wrong with it is an answer."""
@@ -143,3 +147,12 @@ class Serving:
         data = memory.checked(said.start, said.stop)
         crc32c = checksums.of_bytes(data)
         messages.send(link, Block(num_bytes=len(data), crc32c=crc32c), data)
+
+
+def _run_of(said: Said) -> str:
+    """Whose checkpoints it is about; nothing when that is not said."""
+    if isinstance(said, Put | Forget):
+        return said.label.run
+    if isinstance(said, Get):
+        return said.address.run
+    return said.run if isinstance(said, List) else ""

@@ -1,7 +1,7 @@
 """The memory of a holder: parts of other hosts' checkpoints and parities, in memfds, with a checksum of every chunk.
 
 What comes is seen when all of it has come and was right; a stretch that is to be folded is added into the parity of its group then. Newer steps
-replace older ones, within a limit of bytes. Knows no sockets; the holder's threads call it.
+replace older ones, within a limit of bytes; runs that nobody uses make room for others. Knows no sockets; the holder's threads call it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ import numpy.typing as npt
 from argosy.checkpoint import checksums
 from argosy.checkpoint.peers import rooms
 from argosy.checkpoint.peers.labels import CHUNK_BYTES, Address, Label
-from argosy.checkpoint.peers.rooms import Standing
+from argosy.checkpoint.peers.rooms import Series, Standing
 from argosy.errors import CheckpointDamaged, NoRoom, NotFoundError
 from argosy.move import broker, hostmemory
-
-Series = tuple[str, tuple[str, ...]]
-"""A run and the members whose parts are kept together."""
 
 
 class Memory:
@@ -141,7 +138,10 @@ class Shelves:
         self._keep = keep
         self._lock = threading.Lock()
         self._kept: dict[Series, dict[int, _Kept]] = {}
+        """The series that was put least recently first."""
         self._coming: list[Incoming] = []
+        self._users: dict[int, str] = {}
+        """Who is here now, and for which run."""
 
     def begin(self, label: Label) -> Incoming | None:
         """Room for a stretch, taken now; None when it is there. Whoever puts a step has gone back behind its newer ones: they go."""
@@ -171,7 +171,8 @@ class Shelves:
             self._coming.remove(incoming)
             if label in self._labels():
                 return  # somebody else has put it meanwhile; into a parity it must not come twice
-            series = self._kept.setdefault((label.run, label.members), {})
+            key = label.run, label.members
+            series = self._kept[key] = self._kept.pop(key, {})  # behind all others
             series.setdefault(label.step, _Kept()).put(label, incoming.memory)
             self._tidy(label)
 
@@ -204,6 +205,16 @@ class Shelves:
         with self._lock:
             self._forget_newer(label)
 
+    def note_user(self, user: int, run: str) -> None:
+        """Somebody is here for a run, until they are gone: its newest steps go for no other's."""
+        with self._lock:
+            self._users[user] = run
+
+    def note_gone(self, user: int) -> None:
+        """They are."""
+        with self._lock:
+            self._users.pop(user, None)
+
     def statistics(self) -> dict[str, int]:
         """How full it is."""
         with self._lock:
@@ -235,18 +246,30 @@ class Shelves:
         self._sweep()
 
     def _make_room(self, label: Label) -> None:
-        needed = padded(label.num_bytes)
-        series = self._kept.get((label.run, label.members), {})
-        for step in rooms.plan_shedding(_standing(series, label.members), label.step):
-            if self._num_bytes() + needed <= self._most_bytes:
-                return
-            del series[step]
-        free = self._most_bytes - self._num_bytes()
-        if needed > free:
+        """All that must go for it, or nothing."""
+        needed, free = padded(label.num_bytes), self._most_bytes - self._num_bytes()
+        going = []
+        for key, step in self._may_go(label):
+            if free >= needed:
+                break
+            free += self._kept[key][step].num_bytes()
+            going.append((key, step))
+        if free < needed:
             raise NoRoom(
-                f"step {label.step} of {label.owner} needs {needed} bytes, {max(0, free)} are free",
-                fix="give the peers' holders more memory_bytes, or keep fewer steps there",
+                f"step {label.step} of {label.owner} needs {needed} bytes, {max(0, free)} can be had",
+                fix=f"end the holder there, process {os.getpid()}: the next one takes what Peers(memory_bytes=…) says then",
             )
+        for key, step in going:
+            del self._kept[key][step]
+        self._sweep()
+
+    def _may_go(self, label: Label) -> list[tuple[Series, int]]:
+        """Steps, in the order in which they go: of the same members, then of others."""
+        own = label.run, label.members
+        others = {key: _standing(one, key[1]) for key, one in self._kept.items()}
+        mine = rooms.plan_shedding(others.pop(own, []), label.step)
+        used = {*self._users.values(), label.run}
+        return [*((own, step) for step in mine), *rooms.plan_yielding(others, used)]
 
     def _tidy(self, label: Label) -> None:
         """After a stretch has come: what newer whole steps have made useless goes, of former groups of the members too."""
