@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from argosy.checkpoint.neighbours import Neighbours
 from argosy.errors import ArgosyError, ClusterError, TimedOut
 
 _FAILED = "failed"
@@ -90,6 +91,14 @@ class StoreBoard:
         name = f"{self._prefix}/{key}"
         return bytes(self._store.get(name)) if self._store.check([name]) else None
 
+    def enlist(self, name: str) -> int:
+        """How many had enlisted under the name before."""
+        return int(self._store.add(f"{self._prefix}/{name}", 1)) - 1
+
+    def enlisted(self, name: str) -> int:
+        """How many have."""
+        return int(self._store.add(f"{self._prefix}/{name}", 0))
+
     def wait(self, key: str, seconds: float) -> bytes:
         """Until somebody has posted it."""
         name = f"{self._prefix}/{key}"
@@ -111,12 +120,15 @@ class Group:
         board: Board | None = None,
         *,
         seconds: float = 600.0,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.session = session or secrets.token_hex(6)
         """The same in all of them, and in no other group."""
         self.seconds = seconds
+        self.neighbours = neighbours
+        """Those of them that are on this host and can read for each other."""
         self._board = board
         self._round = 0
         self._saves = 0

@@ -410,16 +410,30 @@ class Checkpointer:
     ) -> Loaded:
         listing = self._chain.listing_of(hop)
         with self.catalogue.open(hop.step, listing) as opened:
-            loaded = load(
-                opened, parts_of(state, with_streams=streams), rules, rank=self._group.rank
-            )
             crc = manifests.crc_of(opened.manifest_bytes)
+            neighbours = self._group.neighbours
+            visit = neighbours.visit(f"{hop.step}-{crc:08x}") if neighbours is not None else None
+            loaded = load(
+                opened,
+                parts_of(state, with_streams=streams),
+                rules,
+                rank=self._group.rank,
+                visit=visit,
+            )
             self._parent = Parent(step=hop.step, crc32c=crc)
         loaded.where = listing.where
         if self._group.rank == 0:
             self._chain.took(hop)
-        num_bytes = loaded.statistics.bytes_read
-        _LOG.info("step %d loaded from %s: %d bytes read", hop.step, listing.where, num_bytes)
+        found = loaded.statistics
+        _LOG.info(
+            "step %d loaded from %s, %s: %d bytes read, %d of them for other ranks of this host too, %d taken from one that read them",
+            hop.step,
+            listing.where,
+            loaded.how,
+            found.bytes_read,
+            found.bytes_given,
+            found.bytes_taken,
+        )
         return loaded
 
     def _hear_upload(self, answer: Uploaded | Failed) -> None:

@@ -79,8 +79,8 @@ class Blocks:
 class Files:
     """The operating system's calls; a test's subclass lets them fail."""
 
-    has_cheap_seeks = True
-    """Whether many short reads cost about as much as one long one of as many bytes."""
+    is_disk = True
+    """Whether descriptors are the operating system's, so that files can be opened again and many short reads cost about as much as one long one."""
 
     def open(self, name: str, flags: int, directory: int | None = None, mode: int = 0o644) -> int:
         """A descriptor; symbolic links are not followed."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -43,7 +44,12 @@ class Statistics:
     """What a read took."""
 
     bytes_read: int = 0
+    """Read from the files by this process, for itself and for others."""
     bytes_wanted: int = 0
+    bytes_given: int = 0
+    """Of those that were read, what other processes of the host could take."""
+    bytes_taken: int = 0
+    """Not read, but taken from another process of the host that has read and checked them."""
     stretches: int = 0
     files: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -53,6 +59,24 @@ class Statistics:
         with self.lock:
             self.bytes_read += num_bytes
             self.stretches += 1
+
+    def share(self, *, given: int = 0, taken: int = 0) -> None:
+        """Bytes that several processes use, and one has read."""
+        with self.lock:
+            self.bytes_given += given
+            self.bytes_taken += taken
+
+
+class Block(Protocol):
+    """Memory that a stretch is read into; its beginning is aligned."""
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it."""
+
+    @property
+    def address(self) -> int:
+        """Of its first byte."""
 
 
 Job = Callable[[Buffer], int]
@@ -123,7 +147,7 @@ def run(jobs: Sequence[Job], statistics: Statistics, threads: int) -> None:
             pass
 
 
-def fetch(stored: Stored, start: int, stop: int, block: Buffer, files: Files) -> None:
+def fetch(stored: Stored, start: int, stop: int, block: Block, files: Files) -> None:
     """Read a stretch that begins with a chunk, and check every chunk of it."""
     length, done = stop - start, 0
     room = -(-length // ALIGNMENT) * ALIGNMENT if stored.is_direct else length

@@ -11,6 +11,7 @@ import secrets
 import torch.distributed as dist
 
 from argosy.checkpoint.boards import Group, StoreBoard
+from argosy.checkpoint.neighbours import Neighbours, this_host
 
 _count = itertools.count()
 
@@ -26,4 +27,6 @@ def of_process(seconds: float = 600.0) -> Group:
     if rank == 0:
         board.post("session", secrets.token_hex(6).encode())
     session = board.wait("session", seconds).decode()
-    return Group(rank, size, session, board, seconds=seconds)
+    host = this_host()
+    neighbours = Neighbours(board, f"{session}/{host}") if host else None
+    return Group(rank, size, session, board, seconds=seconds, neighbours=neighbours)

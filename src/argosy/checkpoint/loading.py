@@ -16,6 +16,7 @@ from argosy.checkpoint.books import Book, Part
 from argosy.checkpoint.entries import Entry
 from argosy.checkpoint.fetches import THREADS, Statistics
 from argosy.checkpoint.headers import FROM_FILE
+from argosy.checkpoint.neighbours import Visit
 from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.reads import Request
 from argosy.config.nearest import nearest
@@ -61,14 +62,26 @@ class Loaded:
     unused: list[str] = field(default_factory=list)
     """Tensors under the loaded keys that the state has no place for."""
     statistics: Statistics = field(default_factory=Statistics)
+    """Bytes that were read from the files, and those that ranks of this host read for each other."""
     skipped: list[str] = field(default_factory=list)
     """Newer checkpoints that could not be used, and why."""
 
+    @property
+    def how(self) -> str:
+        """How this process read: "alone", or "shared" when ranks of the host read for each other."""
+        is_shared = self.statistics.bytes_given or self.statistics.bytes_taken
+        return "shared" if is_shared else "alone"
+
 
 def load(
-    opened: Opened, parts: Mapping[str, Part], rules: Rules | None = None, *, rank: int = 0
+    opened: Opened,
+    parts: Mapping[str, Part],
+    rules: Rules | None = None,
+    *,
+    rank: int = 0,
+    visit: Visit | None = None,
 ) -> Loaded:
-    """Fill the parts of a state from a checkpoint."""
+    """Fill the parts of a state from a checkpoint, with a visit together with other processes of this host."""
     rules = rules or Rules()
     book = Book(rank)
     stored = opened.trees()
@@ -84,7 +97,7 @@ def load(
                 work.setdefault(file, []).append(request)
     with opened.naming_tensors():
         jobs = [(opened.stored(file), requests) for file, requests in sorted(work.items())]
-        statistics = reads.read(jobs, threads=rules.threads, files=opened.files)
+        statistics = reads.read(jobs, threads=rules.threads, files=opened.files, visit=visit)
     values = {key: part.finish() for key, part in parts.items()}
     return Loaded(
         step=opened.step, values=values, missing=missing, unused=unused, statistics=statistics

@@ -14,13 +14,24 @@ from dataclasses import dataclass
 
 import torch
 
-from argosy.checkpoint import columns, ranges
+from argosy.checkpoint import columns, ranges, sharing
 from argosy.checkpoint.bands import Grid
 from argosy.checkpoint.checksums import Table
 from argosy.checkpoint.columns import Columns
 from argosy.checkpoint.directio import FILES, Buffer, Files
-from argosy.checkpoint.fetches import STRETCH_BYTES, THREADS, Job, Statistics, Stored, fetch, run
+from argosy.checkpoint.fetches import (
+    STRETCH_BYTES,
+    THREADS,
+    Block,
+    Job,
+    Statistics,
+    Stored,
+    fetch,
+    run,
+)
 from argosy.checkpoint.gathering import tensor_at
+from argosy.checkpoint.neighbours import Piece, Visit
+from argosy.checkpoint.sharing import Need
 from argosy.move.boxes import Box, Held, row_major
 from argosy.move.rows import copy_bytes
 
@@ -56,9 +67,14 @@ def read(
     *,
     threads: int = THREADS,
     files: Files = FILES,
+    visit: Visit | None = None,
 ) -> Statistics:
-    """Fill every request; CheckpointDamaged names the file, the chunk and the tensors in it."""
+    """Fill every request; CheckpointDamaged names the file, the chunk and the tensors in it.
+
+    With a visit, processes of this host that read the same now read it for each other.
+    """
     statistics = Statistics(files=len(work))
+    plans: dict[str, _Plan] = {}
     jobs: list[Job] = []
     with ExitStack() as stack:
         for stored, requests in work:
@@ -66,7 +82,7 @@ def read(
             plain: list[Request] = []
             narrow: list[tuple[Request, Span]] = []
             for one in requests:
-                span = _columns_of(one, stored) if files.has_cheap_seeks else None
+                span = _columns_of(one, stored) if files.is_disk else None
                 if span is None:
                     plain.append(one)
                 else:
@@ -76,8 +92,17 @@ def read(
                 stack.callback(os.close, descriptor)
                 for one, span in narrow:
                     jobs += _column_jobs(stored, one, span, descriptor, files)
-            jobs += _stretch_jobs(stored, plain, files)
-        run(jobs, statistics, threads)
+            plans[stored.name] = _Plan(stored, plain, files, statistics)
+        pieces: list[Piece] = []
+        if visit is not None:
+            pieces = stack.enter_context(visit).meet(
+                {name: plan.need for name, plan in plans.items()}
+            )
+        # Shared ones first: everybody deals with them in the same order, and nobody waits for what only one wants.
+        shared = [plans[one.stretch.file].shared_job(one) for one in pieces]
+        for plan in plans.values():
+            jobs += plan.jobs_beside(pieces)
+        run([*shared, *jobs], statistics, threads)
     return statistics
 
 
@@ -122,22 +147,62 @@ def _column_jobs(
     return [job(first, last) for first, last in wanted.batches(STRETCH_BYTES)]
 
 
-def _stretch_jobs(stored: Stored, requests: Sequence[Request], files: Files) -> list[Job]:
-    if not requests:
-        return []
-    scatter = _Scatter(requests)
-    chunks = scatter.chunks(stored.chunk_bytes)
+class _Plan:
+    """Whole chunks of one file, and the requests that want parts of them."""
 
-    def job(start: int, stop: int) -> Job:
+    def __init__(
+        self, stored: Stored, requests: Sequence[Request], files: Files, statistics: Statistics
+    ) -> None:
+        self._stored = stored
+        self._files = files
+        self._statistics = statistics
+        self._scatter = _Scatter(requests)
+        chunks = self._scatter.chunks(stored.chunk_bytes)
+        self.need = Need(chunks, stored.chunk_bytes, stored.size)
+
+    def jobs_beside(self, pieces: Sequence[Piece]) -> list[Job]:
+        """What is in none of the pieces."""
+        shared = [
+            (one.stretch.start, one.stretch.stop)
+            for one in pieces
+            if one.stretch.file == self._stored.name
+        ]
+        chunks = sharing.rest(self.need, shared)
+        stored = self._stored
+        found = ranges.stretches(chunks, stored.chunk_bytes, stored.size, STRETCH_BYTES)
+        return [self._job(start, stop) for start, stop in found]
+
+    def shared_job(self, piece: Piece) -> Job:
+        """A piece: read for all, or taken from the one that reads it."""
+        start, stop = piece.stretch.start, piece.stretch.stop
+        alone = self._job(start, stop)
+
+        def give(_: Buffer) -> int:
+            piece.give(lambda block: self._fetch(start, stop, block), use)
+            self._statistics.share(given=stop - start)
+            return stop - start
+
+        def take(block: Buffer) -> int:
+            if not piece.take(use):
+                return alone(block)
+            self._statistics.share(taken=stop - start)
+            return 0
+
+        def use(address: int) -> None:
+            self._scatter(start, stop, address)
+
+        return give if piece.is_own else take
+
+    def _job(self, start: int, stop: int) -> Job:
         def read_one(block: Buffer) -> int:
-            fetch(stored, start, stop, block, files)
-            scatter(start, stop, block.address)
+            self._fetch(start, stop, block)
+            self._scatter(start, stop, block.address)
             return stop - start
 
         return read_one
 
-    found = ranges.stretches(chunks, stored.chunk_bytes, stored.size, STRETCH_BYTES)
-    return [job(start, stop) for start, stop in found]
+    def _fetch(self, start: int, stop: int, block: Block) -> None:
+        fetch(self._stored, start, stop, block, self._files)
 
 
 class _Scatter:

@@ -181,6 +181,8 @@ class _Part:
 class _MemoryFiles(Files):
     """Reads an image as if its files were files."""
 
+    is_disk = False
+
     def __init__(self, parts: Sequence[_Part]) -> None:
         self._parts = parts
         self._known: dict[int, tuple[int, int]] = {}

@@ -32,7 +32,7 @@ class _Object:
 class ObjectFiles(Files):
     """Reads objects as if they were files; every read is one request."""
 
-    has_cheap_seeks = False
+    is_disk = False
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
