@@ -85,7 +85,8 @@ class Piece:
         """Read it, which checks it, show it to the others, and use it."""
         window = self.window
         try:
-            window.wait_taken(self.number - window.num_blocks, self.before)
+            if self.before:
+                window.wait_taken(self.number - window.num_blocks, self.place, self.before)
             block = window.begin(self.number)
             read(block)
             window.publish(self.number)
@@ -126,7 +127,7 @@ class Visit:
         if self._own is not None:
             if kind is None:
                 for piece in self._last:
-                    self._own.wait_taken(piece.number, piece.stretch.places)
+                    self._own.wait_taken(piece.number, self._place, piece.stretch.places)
             self._own.end()
             self._own.close()
         for window in self._windows:
@@ -138,7 +139,7 @@ class Visit:
         needs = {name: need for name, need in needs.items() if len(need.chunks)}
         try:
             self._say("", sharing.wanted_of(os.getpid(), needs))
-            missing = self._wait(self._hear_wanted)
+            missing = self._wait(self._hear_wanted, self._neighbours.patience_seconds)
             if missing:
                 _LOG.info("%d ranks of this host have not said what they load", missing)
             pieces = self._offer(needs)
@@ -198,8 +199,7 @@ class Visit:
             return len(readers) - len(offers)
 
         # The one that is waited for may itself wait for a third.
-        self._wait(hear)
-        self._wait(hear)
+        self._wait(hear, 2 * self._neighbours.patience_seconds)
         return [piece for place, offer in offers.items() for piece in self._taken(place, offer)]
 
     def _taken(self, reader: int, offer: Offer) -> Iterable[Piece]:
@@ -230,9 +230,9 @@ class Visit:
                 self._others[place] = msgspec.msgpack.decode(data, type=Wanted)
         return count - 1 - len(self._others)
 
-    def _wait(self, hear: Callable[[], int]) -> int:
-        """Until nobody is missing, or for as long as is waited for anybody; how many are."""
-        deadline = time.monotonic() + self._neighbours.patience_seconds
+    def _wait(self, hear: Callable[[], int], seconds: float) -> int:
+        """Until nobody is missing, and for so long at most; how many are."""
+        deadline = time.monotonic() + seconds
         pause = 0.0005
         while (missing := hear()) and time.monotonic() < deadline:
             time.sleep(pause)

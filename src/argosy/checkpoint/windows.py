@@ -113,10 +113,13 @@ class Window:
         """What is in the block has been checked: show it."""
         self._put(self._holds(index), index + 1)
 
-    def wait_taken(self, index: int, takers: Sequence[int]) -> None:
-        """Until these have taken a stretch, have ended, or have stood still too long."""
+    def wait_taken(self, index: int, own: int, takers: Sequence[int]) -> None:
+        """Until this process, at place `own`, is through with a stretch, and the others have taken it, have ended, or have stood still too long."""
+        word = self._taken(own, index)
+        # Without an end: a thread of this process is reading it, however slow the disk is, and the others' time begins when it is there.
+        self._wait(lambda: self._get(word) > index, own, time.monotonic)
         for place in takers:
-            if not self._wait_taken(index, place):
+            if place != own and not self._wait_taken(index, place):
                 self._left.add(place)
 
     def _wait_taken(self, index: int, place: int) -> bool:

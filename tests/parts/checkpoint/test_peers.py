@@ -19,6 +19,7 @@ import torch
 from argosy.checkpoint import Checkpointer, Peers, names, signatures, sockets
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.folders import Folder
+from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.peers import copies, messages
 from argosy.checkpoint.peers.labels import CHUNK_BYTES, Address, Image, Label, Share
 from argosy.checkpoint.peers.messages import Block, Put, Ready, Refused
@@ -249,6 +250,17 @@ def test_a_part_of_a_small_checkpoint_may_be_empty(fleet):
             copies.copy(folder, hosts.route, copying)
     hosts.route.end("a")
     assert hosts.listing("c").verify(1).faults == []
+
+
+def test_columns_of_a_matrix_are_read_from_memory(fleet):
+    hosts = fleet(scheme="buddy")
+    hosts.hold()
+    matrix = torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024)
+    with Checkpointer(hosts.path / "a") as checkpointer:
+        checkpointer.save(1, {"x": matrix})
+    hosts.copy("a", 1)
+    with Opened(hosts.listing("a").place_of(1)) as opened:
+        assert torch.equal(opened.tensor("x")[:, 256:512], matrix[:, 256:512])
 
 
 def test_hosts_that_share_a_store_keep_a_part_each(fleet):
