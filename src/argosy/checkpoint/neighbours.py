@@ -26,7 +26,7 @@ _LOG = logging.getLogger("argosy.checkpoint")
 PATIENCE_SECONDS = 1.0
 """For one that has not said what it wants: ranks that load together come within milliseconds of each other."""
 NUM_BLOCKS = 4
-"""Of a window: 32 MiB at most."""
+"""Of the windows of those that take turns, at least one each: what a process maps is 8 MiB for each of them, or 32 MiB."""
 
 
 class Roll(Protocol):
@@ -142,6 +142,7 @@ class Visit:
             missing = self._wait(self._hear_wanted, self._neighbours.patience_seconds)
             if missing:
                 _LOG.info("%d ranks of this host have not said what they load", missing)
+            self._keep_mutual()
             pieces = self._offer(needs)
         except RuntimeError as failure:  # what torch's stores raise
             _LOG.warning("ranks of this host cannot be asked what they load: %s", failure)
@@ -152,6 +153,25 @@ class Visit:
             # What was offered is read for the others all the same.
             _LOG.warning("ranks of this host cannot be asked what they read: %s", failure)
         return sorted(pieces, key=lambda one: (one.stretch.file, one.stretch.start, one.reader))
+
+    def _keep_mutual(self) -> None:
+        """Forget those that have not heard this process: they came before it, and do not wait for it."""
+        self._post("/heard", msgspec.msgpack.encode(sorted(self._others)))
+        heard: dict[int, list[int]] = {}
+
+        def hear() -> int:
+            for place in self._others.keys() - heard.keys():
+                if (data := self._find(place, "/heard")) is not None:
+                    heard[place] = msgspec.msgpack.decode(data, type=list[int])
+            return len(self._others) - len(heard)
+
+        # Who is waited for may itself still wait for a third.
+        self._wait(hear, 2 * self._neighbours.patience_seconds)
+        self._others = {
+            place: wanted
+            for place, wanted in self._others.items()
+            if self._place in heard.get(place, ())
+        }
 
     def _offer(self, needs: Mapping[str, Need]) -> list[Piece]:
         """What this process reads for others; said in any case, as some may wait for it."""
@@ -187,9 +207,7 @@ class Visit:
         """What others read for this process."""
         offers: dict[int, Offer] = {}
         readers = [
-            place
-            for place, wanted in self._others.items()
-            if place < self._place and sharing.is_common(needs, wanted)
+            place for place, wanted in self._others.items() if sharing.is_common(needs, wanted)
         ]
 
         def hear() -> int:
@@ -198,7 +216,6 @@ class Visit:
                     offers[place] = msgspec.msgpack.decode(data, type=Offer)
             return len(readers) - len(offers)
 
-        # The one that is waited for may itself wait for a third.
         self._wait(hear, 2 * self._neighbours.patience_seconds)
         return [piece for place, offer in offers.items() for piece in self._taken(place, offer)]
 
@@ -240,8 +257,10 @@ class Visit:
         return missing
 
     def _say(self, what: str, said: Wanted | Offer) -> None:
-        key = f"{self._key}/{self._place}{what}"
-        self._neighbours.roll.post(key, msgspec.msgpack.encode(said))
+        self._post(what, msgspec.msgpack.encode(said))
+
+    def _post(self, what: str, data: bytes) -> None:
+        self._neighbours.roll.post(f"{self._key}/{self._place}{what}", data)
 
     def _find(self, place: int, what: str) -> bytes | None:
         return self._neighbours.roll.find(f"{self._key}/{place}{what}")

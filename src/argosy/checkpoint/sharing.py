@@ -1,7 +1,7 @@
 """Who of a host's processes reads what for whom: decided from what each says that it wants of a checkpoint's files.
 
-Of those that want a chunk the one with the lowest place reads it, and what it offers holds: whoever is not in the offer reads for itself. neighbours.py
-carries the words, windows.py the bytes. Pure.
+Those that want the same stretches read them in turn, and what each offers holds: whoever is not in an offer reads for itself. neighbours.py carries
+the words, windows.py the bytes. Pure.
 """
 
 from __future__ import annotations
@@ -97,24 +97,25 @@ def plan_stretches(
         for other, wanted in others.items():
             if other < MOST_PLACES and name in wanted.files:
                 masks |= _is_in(need.chunks, wanted.files[name]).astype(np.int64) << other
-        first = (masks & -masks) == 1 << place
-        mine = np.flatnonzero(first & (masks != 1 << place))
-        for run in _split(need.chunks[mine], masks[mine]):
-            chunks, mask = need.chunks[mine[run]], int(masks[mine[run.start]])
-            if len(chunks) * need.chunk_bytes < LEAST_BYTES:
-                continue
+        for run in _split(need.chunks, masks):
+            chunks, mask = need.chunks[run], int(masks[run.start])
             places = tuple(one for one in range(MOST_PLACES) if mask >> one & 1)
+            if len(places) == 1 or len(chunks) * need.chunk_bytes < LEAST_BYTES:
+                continue
             for start, stop in ranges.stretches(chunks, need.chunk_bytes, need.size, most_bytes):
-                found.append(Stretch(name, start, stop, places))
+                # By where it lies, and not by counting: that is the same for all.
+                if places[start // most_bytes % len(places)] == place:
+                    found.append(Stretch(name, start, stop, places))
     return tuple(found)
 
 
-def measure_of(stretches: Sequence[Stretch], most_blocks: int, alignment: int) -> Measure:
-    """A window for these stretches."""
+def measure_of(stretches: Sequence[Stretch], num_blocks: int, alignment: int) -> Measure:
+    """A window for these stretches; `num_blocks` are those of all that take turns."""
     longest = max(one.stop - one.start for one in stretches)
     places = sorted({place for one in stretches for place in one.places})
     block_bytes = -(-longest // alignment) * alignment
-    return Measure(min(most_blocks, len(stretches)), block_bytes, tuple(places))
+    own_blocks = min(-(-num_blocks // len(places)), len(stretches))
+    return Measure(own_blocks, block_bytes, tuple(places))
 
 
 def rest(need: Need, stretches: Iterable[tuple[int, int]]) -> Starts:
