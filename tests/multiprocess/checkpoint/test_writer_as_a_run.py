@@ -1,8 +1,6 @@
 """In a cluster the writer process is a run of its own: it outlives the rank that the cluster ends, and the run."""
 
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from argosy.checkpoint.writer.client import wait_gone
 pytestmark = pytest.mark.multiprocess
 
 SAVES = """
-import sys, time
+import os, signal, sys, time
 import torch
 import argosy as ar
 
@@ -22,7 +20,9 @@ checkpointer = ar.checkpoint.Checkpointer(sys.argv[1], writing=writing)
 checkpointer.save(1, {"x": torch.full((6_000_000,), 1.0)})
 handle = checkpointer.save(2, {"x": torch.full((6_000_000,), 2.0)}, wait=False)
 handle.wait("staged")
-print("staged", flush=True)
+print("done" if handle.is_done else "staged", flush=True)
+if sys.argv[2:]:
+    os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(600)
 """
 
@@ -45,21 +45,14 @@ def helpers_of(argosy, run):
 
 def test_a_staged_save_outlives_the_run_of_its_rank(argosy):
     store = argosy.work / "killed"
-    script = argosy.script("saves.py", SAVES)
-    run = argosy.detach(script, "--", store)
-    argosy.wait_until(lambda: "staged" in argosy("logs", run).stdout, "the staged save")
-    (helper,) = helpers_of(argosy, run)
-    assert (helper["name"], helper["state"]) == ("writer", "running")
-    assert f"works for {run}" in argosy("ps").stdout
-    assert argosy.json("why")["run"] == run, "a run that helps is not meant by no name"
-    (rank,) = argosy.processes(run)
-    os.kill(rank["pid"], signal.SIGKILL)
+    run = argosy.detach(argosy.script("saves.py", SAVES), "--", store, "die")
     argosy.wait_ended(run)
-    assert not (store / "step-000000002").exists()
+    assert argosy("logs", run).stdout.endswith("staged\n")
     x = torch.zeros(6_000_000)
     with Checkpointer(store) as checkpointer:
         assert checkpointer.load({"x": x}).step == 2
     assert torch.equal(x, torch.full((6_000_000,), 2.0))
+    (helper,) = helpers_of(argosy, run)
     assert argosy.wait_ended(helper["run"])["outcome"] == "succeeded"
     assert wait_gone(store, 10)
 
@@ -68,6 +61,10 @@ def test_a_writer_that_is_stopped_finishes_what_it_was_given(argosy):
     store = argosy.work / "stopped"
     run = argosy.detach(argosy.script("saves.py", SAVES), "--", store)
     argosy.wait_until(lambda: "staged" in argosy("logs", run).stdout, "the staged save")
+    (helper,) = helpers_of(argosy, run)
+    assert (helper["name"], helper["state"]) == ("writer", "running")
+    assert f"works for {run}" in argosy("ps").stdout
+    assert argosy.json("why")["run"] == run, "a run that helps is not meant by no name"
     assert "stopped" in argosy("stop", "--all").stdout
     with Checkpointer(store) as checkpointer:
         assert checkpointer.steps() == [1, 2]
