@@ -42,7 +42,7 @@ GIVES = {
     ),
     "peer": ("stall_over_torch_checkpointing", "inflation_over_torch_checkpointing"),
     "pinned": ("pinned_stall_over_dcp_async", "pinned_inflation_until_durable_over_dcp_async"),
-    "memory": ("ram_restore_over_disk_load",),
+    "memory": ("ram_restore_over_disk_load", "ram_restore_cpu_over_disk_load"),
     "sizes": (
         "load_extra_mib",
         "quarter_shard_bytes_over_needed_dim0",
@@ -207,25 +207,35 @@ def in_turns(ours: Team, other: Team, rounds: int) -> tuple[Times, Times]:
 
 def of_memory(rounds: int, mebibytes: int) -> dict[str, Any]:
     """How long a trainer takes to be there again after every rank was killed, from memory, and how long from the disk."""
-    memory: list[float] = []
-    disk: list[float] = []
+    seconds: Times = {"memory": [], "disk": []}
+    cpu: Times = {"memory": [], "disk": []}
+
+    def note(side: str, ranks: list[dict[str, Any]]) -> None:
+        seconds[side].append(max(one["seconds"] for one in ranks))
+        cpu[side].append(sum(one["cpu"] for one in ranks))
+
     for _ in range(rounds):
         with scratch() as directory:
             killed = trained(directory, "killed", mebibytes, BENCH_STEPS="4")
-            memory.append(max(one["seconds"] for one in killed[2:4]))
             if [one["step"] for one in killed[:4]] != [0, 0, 2, 2]:
                 raise SideFailed(f"the ranks were not all replaced: {killed}")
+            note("memory", killed[2:4])
             (runs,) = (directory / "runs").iterdir()
             for path in runs.rglob("step-*/*"):
                 forget(path)
             again = trained(directory, "again", mebibytes, "--resume", str(runs), BENCH_STEPS="4")
-            disk.append(max(one["seconds"] for one in again[:2]))
+            note("disk", again[:2])
             if again[-1]["digest"] != killed[-1]["digest"]:
                 raise SideFailed("what was loaded is not what was saved")
     return {
-        "ram_restore_over_disk_load": rounded(ratio(median(memory), median(disk))),
-        "ram_restore_seconds": spread(memory),
-        "disk_restore_seconds": spread(disk),
+        "ram_restore_over_disk_load": rounded(
+            ratio(median(seconds["memory"]), median(seconds["disk"]))
+        ),
+        "ram_restore_cpu_over_disk_load": rounded(
+            ratio(median(cpu["memory"]), median(cpu["disk"]))
+        ),
+        "ram_restore_seconds": spread(seconds["memory"]),
+        "disk_restore_seconds": spread(seconds["disk"]),
     }
 
 
