@@ -40,6 +40,7 @@ bench: setup peers  ## all benchmarks, side by side with the peers
 	$(BIN)/python -m benchmarks collectives --json
 	$(BIN)/python -m benchmarks exchange --json
 	$(BIN)/python -m benchmarks reshard --json
+	$(BIN)/python -m benchmarks checkpoint --json
 	$(BIN)/python -m benchmarks train --json
 	$(BIN)/python -m benchmarks recover --json
 	$(BIN)/python -m benchmarks exact --json
@@ -49,8 +50,8 @@ campaign: setup ## long random campaigns: simulator seeds, then real faults
 	$(BIN)/python -m benchmarks.orphans --kills 500
 	$(BIN)/python -m benchmarks exact --seed $(SEED)
 
-peers: setup    ## .peers/: environments of the programs the benchmarks compare with
-	scripts/peers
+peers: setup    ## .peers/: environments of the programs the benchmarks compare with; PEERS="NAME …" makes these alone
+	scripts/peers $(PEERS)
 
 clean:          ## remove what the other targets made in this directory (`argosy down` ends a cluster)
 	rm -rf $(VENV) .peers build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .import-linter.log src/argosy/native/_kernels*.so

@@ -1,6 +1,6 @@
 """`checkpoint`: durable saves, cold loads, and what a save beside training costs, against torch's own ways and the bare disk; then damage, kills, bytes and memory.
 
-Each section runs in processes of its own (programs/checkpoint_sides.py, checkpoint_trainer.py, checkpoint_trials.py), its sides in turns; a section that fails gives null and says why.
+Each section runs in processes of its own (programs/checkpoint_sides.py, checkpoint_peer.py, checkpoint_trainer.py, checkpoint_trials.py), its sides in turns; a section that fails gives null and says why.
 """
 
 from __future__ import annotations
@@ -24,17 +24,46 @@ from benchmarks.measure import (
     scratch,
     spread,
 )
-from benchmarks.teams import Team
+from benchmarks.teams import Team, peer_python, peer_versions
 
-SECTIONS = ("saves", "stalls", "pinned", "memory", "sizes", "damage", "kills")
+GIVES = {
+    "saves": (
+        "save_speedup_over_dcp",
+        "save_speedup_over_torch_save_fsync",
+        "save_over_raw_direct",
+        "cpu_seconds_per_gb_over_dcp",
+        "load_speedup_over_dcp",
+        "load_over_raw_direct",
+    ),
+    "stalls": (
+        "stall_over_dcp_async",
+        "stall_over_dcp_async_reused_stager",
+        "step_inflation_until_durable_over_dcp_async",
+    ),
+    "peer": ("stall_over_torch_checkpointing", "inflation_over_torch_checkpointing"),
+    "pinned": ("pinned_stall_over_dcp_async", "pinned_inflation_until_durable_over_dcp_async"),
+    "memory": ("ram_restore_over_disk_load", "ram_restore_cpu_over_disk_load"),
+    "sizes": (
+        "load_extra_mib",
+        "quarter_shard_bytes_over_needed_dim0",
+        "quarter_shard_bytes_over_needed_inner",
+        "incremental_bytes_over_changed",
+        "hf_export_extra_mib",
+    ),
+    "damage": ("corruptions_detected", "fallbacks_good"),
+    "kills": ("committed_steps_lost", "torn_checkpoints"),
+}
+"""What is null when a section fails."""
 MEBIBYTES, QUICK_MEBIBYTES = 1500, 400
+PEER = "torch_checkpointing"
+Times = dict[str, list[float]]
 
 
 def run(
     *, quick: bool, only: str = "", trials: int | None = None, seed: int | None = None
 ) -> dict[str, Any]:
     """Measure the sections that were asked for, and return the metrics; `trials` is the number of rounds, or of damages and kills."""
-    chosen = [name for name in SECTIONS if not only or name in only.split(",")]
+    chosen = [name for name in GIVES if not only or name in only.split(",")]
     size = QUICK_MEBIBYTES if quick else MEBIBYTES
     rounds = trials or (3 if quick else 7)
     tries, kills = trials or (100 if quick else 1000), trials or (30 if quick else 300)
@@ -42,6 +71,7 @@ def run(
     sections: dict[str, Callable[[], dict[str, Any]]] = {
         "saves": lambda: of_saves(measure("saves", rounds=rounds, mebibytes=size)),
         "stalls": lambda: of_stalls(measure("stalls", rounds=rounds, mebibytes=size)),
+        "peer": lambda: of_peer(rounds, size),
         "pinned": lambda: of_pinned(rounds, size),
         "memory": lambda: of_memory(max(3, rounds // 2), size),
         "sizes": lambda: of_sizes(trial("sizes", 1, size, chance)),
@@ -56,6 +86,7 @@ def run(
             found |= sections[section]()
         except (SideFailed, subprocess.TimeoutExpired) as failure:
             notes[section] = str(failure)
+            found |= dict.fromkeys(GIVES[section])
             say(f"{section} failed: {failure}")
     return found | ({"notes": notes} if notes else {})
 
@@ -99,8 +130,6 @@ def of_stalls(result: dict[str, Any]) -> dict[str, Any]:
 
 def of_pinned(rounds: int, mebibytes: int) -> dict[str, Any]:
     """What a save costs a trainer, whose version is pinned, and what torch's asynchronous save costs a plain loop on the same model."""
-    answers: dict[str, list[dict[str, float]]] = {"ours": [], "dcp": []}
-    program = str(PROGRAMS / "checkpoint_sides.py")
     with (
         scratch() as directory,
         Team("ours", directory, 1) as ours,
@@ -111,16 +140,8 @@ def of_pinned(rounds: int, mebibytes: int) -> dict[str, Any]:
             BENCH_FORM="pinned",
             BENCH_MEBIBYTES=str(mebibytes),
         )
-        dcp.spawn([str(PYTHON), program, "turns", "0", str(mebibytes), str(directory)])
-        for team in (ours, dcp):
-            team.wait_ready()
-        for turn in range(rounds + 1):
-            for team in (ours, dcp) if turn % 2 else (dcp, ours):
-                answer = team.ask("save")
-                if turn:
-                    answers[team.name].append(answer)
-    stalls = {side: [one["stall"] for one in found] for side, found in answers.items()}
-    losses = {side: [one["lost"] for one in found] for side, found in answers.items()}
+        dcp.spawn(side_alone("dcp_turns", mebibytes, directory))
+        stalls, losses = in_turns(ours, dcp, rounds)
     return {
         "pinned_stall_over_dcp_async": rounded(
             ratio(median(stalls["ours"]), median(stalls["dcp"]))
@@ -133,27 +154,88 @@ def of_pinned(rounds: int, mebibytes: int) -> dict[str, Any]:
     }
 
 
+def of_peer(rounds: int, mebibytes: int) -> dict[str, Any]:
+    """What a save beside training costs with ours and with torch_checkpointing, which has an environment of its own."""
+    python = peer_python(PEER)
+    with (
+        scratch() as directory,
+        Team("ours", directory, 1) as ours,
+        Team(PEER, directory, 1) as peer,
+    ):
+        ours.spawn(side_alone("our_turns", mebibytes, directory))
+        program = str(PROGRAMS / "checkpoint_peer.py")
+        peer.spawn([str(python), program, str(mebibytes), str(directory)])
+        stalls, losses = in_turns(ours, peer, rounds)
+        for team in (ours, peer):
+            wrong = team.ask("check")["wrong"]
+            if wrong:
+                raise SideFailed(f"{team.name}: {wrong[0]} and {len(wrong) - 1} more are torn")
+    return {
+        "stall_over_torch_checkpointing": rounded(
+            ratio(median(stalls["ours"]), median(stalls[PEER]))
+        ),
+        "inflation_over_torch_checkpointing": rounded(
+            ratio(median(losses["ours"]), median(losses[PEER]))
+        ),
+        "peer_stall_spread_seconds": {side: spread(one) for side, one in stalls.items()},
+        "peer_inflation_spread_seconds": {side: spread(one) for side, one in losses.items()},
+        "versions": peer_versions(PEER, ("torch", PEER)),
+        "remarks": {PEER: "direct I/O off; its saves are never flushed: over is not durable"},
+    }
+
+
+def side_alone(section: str, mebibytes: int, directory: Path) -> list[str]:
+    """One side of checkpoint_sides.py that takes turns with another process."""
+    program = str(PROGRAMS / "checkpoint_sides.py")
+    return [str(PYTHON), program, section, "0", str(mebibytes), str(directory)]
+
+
+def in_turns(ours: Team, other: Team, rounds: int) -> tuple[Times, Times]:
+    """Seconds of stall and of loss of each save, after one that warms up."""
+    stalls: Times = {ours.name: [], other.name: []}
+    losses: Times = {ours.name: [], other.name: []}
+    for team in (ours, other):
+        team.wait_ready()
+    for turn in range(rounds + 1):
+        for team in (ours, other) if turn % 2 else (other, ours):
+            answer = team.ask("save")
+            if turn:
+                stalls[team.name].append(answer["stall"])
+                losses[team.name].append(answer["lost"])
+    return stalls, losses
+
+
 def of_memory(rounds: int, mebibytes: int) -> dict[str, Any]:
     """How long a trainer takes to be there again after every rank was killed, from memory, and how long from the disk."""
-    memory: list[float] = []
-    disk: list[float] = []
+    seconds: Times = {"memory": [], "disk": []}
+    cpu: Times = {"memory": [], "disk": []}
+
+    def note(side: str, ranks: list[dict[str, Any]]) -> None:
+        seconds[side].append(max(one["seconds"] for one in ranks))
+        cpu[side].append(sum(one["cpu"] for one in ranks))
+
     for _ in range(rounds):
         with scratch() as directory:
             killed = trained(directory, "killed", mebibytes, BENCH_STEPS="4")
-            memory.append(max(one["seconds"] for one in killed[2:4]))
             if [one["step"] for one in killed[:4]] != [0, 0, 2, 2]:
                 raise SideFailed(f"the ranks were not all replaced: {killed}")
+            note("memory", killed[2:4])
             (runs,) = (directory / "runs").iterdir()
             for path in runs.rglob("step-*/*"):
                 forget(path)
             again = trained(directory, "again", mebibytes, "--resume", str(runs), BENCH_STEPS="4")
-            disk.append(max(one["seconds"] for one in again[:2]))
+            note("disk", again[:2])
             if again[-1]["digest"] != killed[-1]["digest"]:
                 raise SideFailed("what was loaded is not what was saved")
     return {
-        "ram_restore_over_disk_load": rounded(ratio(median(memory), median(disk))),
-        "ram_restore_seconds": spread(memory),
-        "disk_restore_seconds": spread(disk),
+        "ram_restore_over_disk_load": rounded(
+            ratio(median(seconds["memory"]), median(seconds["disk"]))
+        ),
+        "ram_restore_cpu_over_disk_load": rounded(
+            ratio(median(cpu["memory"]), median(cpu["disk"]))
+        ),
+        "ram_restore_seconds": spread(seconds["memory"]),
+        "disk_restore_seconds": spread(seconds["disk"]),
     }
 
 

@@ -97,10 +97,7 @@ class Team:
     def turn(self, steps: int = 1) -> Turn:
         """Let all ranks take steps, and wait until the last of them is done."""
         for connection in self._ranks.values():
-            try:
-                connection.sendall(f"{steps}\n".encode())
-            except OSError as failure:
-                raise SideFailed(f"{self.name} is gone: {failure}; {self._tail()}")
+            self._tell(connection, str(steps))
         answers = [self._read(connection) for connection in self._ranks.values()]
         began, ended = min(a["began"] for a in answers), max(a["ended"] for a in answers)
         losses = [
@@ -112,7 +109,7 @@ class Team:
     def ask(self, line: str) -> dict[str, Any]:
         """Tell the first rank something, and wait for its answer."""
         connection = self._ranks[0]
-        connection.sendall(f"{line}\n".encode())
+        self._tell(connection, line)
         return self._read(connection)
 
     def memory_bytes(self) -> int:
@@ -131,6 +128,12 @@ class Team:
                 process.wait(max(0.0, deadline - time.monotonic()))
             end_process(process)
         self._processes = []
+
+    def _tell(self, connection: socket.socket, line: str) -> None:
+        try:
+            connection.sendall(f"{line}\n".encode())
+        except OSError as failure:
+            raise SideFailed(f"{self.name} is gone: {failure}; {self._tail()}")
 
     def _read(self, connection: socket.socket) -> dict[str, Any]:
         number = connection.fileno()

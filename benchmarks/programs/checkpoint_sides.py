@@ -1,7 +1,7 @@
 """Sides of the benchmark `checkpoint` in one process: ours, torch's distributed checkpoint, torch.save, and the bare disk; prints a JSON line.
 
 `python checkpoint_sides.py SECTION ROUNDS MEBIBYTES DIRECTORY`: within a round the sides take turns, in another order each time, on one AdamW state.
-What a side saved is loaded and compared before its times count.
+What a side saved is loaded and compared before its times count. `dcp_turns` and `our_turns` are one side alone, for turns with another process (checkpoint_task.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import mmap
 import os
 import shutil
-import socket
 import statistics
 import sys
 import time
@@ -29,43 +28,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from argosy.checkpoint import Checkpointer
 
-WIDTH = 1024
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from checkpoint_task import Saving, Task, one_turn, take_turns
+
 BLOCK = 8 << 20
 THREADS = 4
 Times = dict[str, list[float]]
-
-
-class Task:
-    """A model whose parameters and moments have about so many bytes, and a step of training."""
-
-    def __init__(self, mebibytes: int) -> None:
-        torch.manual_seed(1)
-        layers = max(1, mebibytes * (1 << 20) // (WIDTH * WIDTH * 12))
-        self.model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=False)
-        self.batch = torch.randn(8, WIDTH)
-        self.step()
-
-    def step(self) -> None:
-        self.model(self.batch).square().mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        return {"model": self.model, "optimizer": self.optimizer}
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The same tensors, flat, as the other sides want them."""
-        found = {name: value.detach() for name, value in self.model.named_parameters()}
-        for name, parameter in self.model.named_parameters():
-            for member, value in self.optimizer.state[parameter].items():
-                found[f"{name}/{member}"] = value
-        return found
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(one.nbytes for one in self.tensors().values())
 
 
 class Disk:
@@ -178,8 +146,7 @@ def measure_saves(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
             disk.path.unlink(missing_ok=True)
             side()
         for store in (ours, beside):
-            for old in store.steps()[:-1]:
-                shutil.rmtree(store.path / f"step-{old:09d}")
+            keep_newest(store)
     disk.write()
     loads = measure_loads(task, rounds, directory, disk, (ours, beside))
     return {"seconds": seconds, "cpu": cpu, "loads": loads, "num_bytes": task.num_bytes}
@@ -231,9 +198,7 @@ def measure_loads(
 
 def measure_stalls(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
     """What a save beside training costs training: the wait, and all time lost until it is durable."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{directory / 'meeting'}", rank=0, world_size=1
-    )
+    meet(directory)
     ours = Checkpointer(directory / "ours", run="bench")
     stager = BlockingAsyncStager(cache_staged_state_dict=True)
     # Memory that is pinned needs a GPU; shared memory is what it would use without one.
@@ -242,53 +207,23 @@ def measure_stalls(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
     losses: Times = {}
     turn = 0
 
-    def train_until(is_done: Callable[[], bool]) -> int:
-        count = 0
-        while count < 3 or not is_done():
-            task.step()
-            count += 1
-        return count
-
-    def plain() -> float:
-        begun = time.perf_counter()
-        for _ in range(3):
-            task.step()
-        return (time.perf_counter() - begun) / 3
-
-    def note(side: str, stall: float, lost: float) -> None:
+    def measure(side: str, save: Callable[[], Saving]) -> None:
+        found = one_turn(task, save)
         if turn:
-            stalls.setdefault(side, []).append(stall)
-            losses.setdefault(side, []).append(lost)
-
-    def save_ours() -> None:
-        usual, begun = plain(), time.perf_counter()
-        handle = ours.save(turn, task.parts, wait=False)
-        called = time.perf_counter() - begun
-        count = train_until(lambda: handle.is_done)
-        lost = time.perf_counter() - begun - count * usual
-        handle.wait()
-        note("ours", called + handle.statistics()["gate_seconds"], lost)
-
-    def save_dcp(side: str, **options: Any) -> None:
-        usual, begun = plain(), time.perf_counter()
-        done = async_save(task.tensors(), checkpoint_id=directory / side, **options)
-        assert isinstance(done, Future)
-        called = time.perf_counter() - begun
-        count = train_until(done.done)
-        lost = time.perf_counter() - begun - count * usual
-        done.result()
-        note(side, called, lost)
+            stalls.setdefault(side, []).append(found["stall"])
+            losses.setdefault(side, []).append(found["lost"])
 
     sides = {
-        "ours": save_ours,
-        "dcp": lambda: save_dcp("dcp"),
-        "reused": lambda: save_dcp("reused", async_stager=stager),
+        "ours": lambda: measure("ours", lambda: save_ours(task, ours, turn)),
+        "dcp": lambda: measure("dcp", lambda: save_dcp(task, directory / "dcp")),
+        "reused": lambda: measure(
+            "reused", lambda: save_dcp(task, directory / "reused", async_stager=stager)
+        ),
     }
     for turn in range(rounds + 1):
         for side in rotated(sides, turn):
             side()
-        for old in ours.steps()[:-1]:
-            shutil.rmtree(ours.path / f"step-{old:09d}")
+        keep_newest(ours)
     ours.close()
     with Checkpointer(directory / "ours") as again:
         if again.catalogue.verify(rounds).faults:
@@ -297,32 +232,67 @@ def measure_stalls(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
     return {"stalls": stalls, "losses": losses, "num_bytes": task.num_bytes}
 
 
-def take_turns(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
-    """torch's asynchronous save as it is, whenever a line on the socket says so, with what it cost as the answer."""
-    del rounds
+def save_ours(task: Task, store: Checkpointer, step: int) -> Saving:
+    handle = store.save(step, task.parts, wait=False)
+
+    def finish() -> float:
+        handle.wait()
+        return float(handle.statistics()["gate_seconds"])
+
+    return Saving(lambda: handle.is_done, finish)
+
+
+def save_dcp(task: Task, path: Path, **options: Any) -> Saving:
+    done = async_save(task.tensors(), checkpoint_id=path, **options)
+    assert isinstance(done, Future)
+
+    def finish() -> float:
+        done.result()
+        return 0.0
+
+    return Saving(done.done, finish)
+
+
+def keep_newest(store: Checkpointer) -> None:
+    for old in store.steps()[:-1]:
+        shutil.rmtree(store.path / f"step-{old:09d}")
+
+
+def meet(directory: Path) -> None:
+    """The process group that torch's asynchronous save wants."""
     dist.init_process_group(
         "gloo", init_method=f"file://{directory / 'meeting'}", rank=0, world_size=1
     )
-    link = socket.socket(socket.AF_UNIX)
-    link.connect(os.environ["BENCH_SOCKET"])
-    lines = link.makefile("rb")
-    link.sendall(json.dumps({"rank": 0, "pid": os.getpid()}).encode() + b"\n")
-    while lines.readline():
-        begun = time.perf_counter()
-        for _ in range(3):
-            task.step()
-        usual, begun = (time.perf_counter() - begun) / 3, time.perf_counter()
-        done = async_save(task.tensors(), checkpoint_id=directory / "dcp")
-        assert isinstance(done, Future)
-        stall, count = time.perf_counter() - begun, 0
-        while count < 3 or not done.done():
-            task.step()
-            count += 1
-        lost = time.perf_counter() - begun - count * usual
-        done.result()
-        answer = {"stall": stall, "lost": lost, "usual": usual}
-        link.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def take_dcp_turns(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
+    """torch's asynchronous save as it is."""
+    del rounds
+    meet(directory)
+    take_turns(task, lambda: save_dcp(task, directory / "dcp"))
     dist.destroy_process_group()
+    return {}
+
+
+def take_our_turns(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
+    """Ours."""
+    del rounds
+    step = 0
+    with Checkpointer(directory / "ours", run="bench") as ours:
+
+        def save() -> Saving:
+            nonlocal step
+            step += 1
+            saving = save_ours(task, ours, step)
+
+            def finish() -> float:
+                waited = saving.finish()
+                keep_newest(ours)
+                return waited
+
+            return Saving(saving.is_done, finish)
+
+        take_turns(task, save, lambda: ours.load(task.parts))
     return {}
 
 
@@ -330,7 +300,12 @@ def main() -> None:
     section, rounds, mebibytes, directory = sys.argv[1:5]
     torch.set_num_threads(1)
     task = Task(int(mebibytes))
-    measure = {"saves": measure_saves, "stalls": measure_stalls, "turns": take_turns}[section]
+    measure = {
+        "saves": measure_saves,
+        "stalls": measure_stalls,
+        "dcp_turns": take_dcp_turns,
+        "our_turns": take_our_turns,
+    }[section]
     found = measure(task, int(rounds), Path(directory))
     for name, times in found.get("seconds", {}).items():
         print(name, statistics.median(times), file=sys.stderr)

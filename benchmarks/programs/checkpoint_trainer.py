@@ -1,6 +1,6 @@
 """Saves of our trainer in the benchmark `checkpoint`, on the model of checkpoint_sides.py: `python checkpoint_trainer.py -n RANKS`, BENCH_MEBIBYTES and BENCH_FORM in the environment.
 
-`pinned` saves when a line on the socket says so, and answers what that cost. `memory` writes down how long the trainer took to be made: from nothing, by ranks that replace killed ones, or from the disk.
+`pinned` saves when a line on the socket says so, and answers what that cost. `memory` writes down how long the trainer took to be made, on a model that is there: from nothing, by ranks that replace killed ones, or from the disk.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ def loss(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
     return out.square().sum(), out.numel()
 
 
-def trainer_of(run: ar.Run) -> Any:
+def make_model() -> torch.nn.Module:
     mebibytes = int(os.environ["BENCH_MEBIBYTES"])
     layers = max(1, mebibytes * (1 << 20) // (WIDTH * WIDTH * 12))
-    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+    return torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+
+
+def trainer_of(run: ar.Run, model: torch.nn.Module) -> Any:
     return run.trainer(
         model=model,
         data=Rows(),
@@ -50,7 +53,7 @@ def trainer_of(run: ar.Run) -> Any:
 
 def pinned(run: ar.Run) -> None:
     """Each turn: three plain steps, a save, steps until it is durable."""
-    trainer = trainer_of(run)
+    trainer = trainer_of(run, make_model())
     link = socket.socket(socket.AF_UNIX)
     link.connect(os.environ["BENCH_SOCKET"])
     lines = link.makefile("rb")
@@ -80,12 +83,14 @@ def pinned(run: ar.Run) -> None:
 
 def memory(run: ar.Run) -> None:
     """Two steps; then all ranks end by SIGKILL, once, and their replacements finish."""
-    begun = time.perf_counter()
-    trainer = trainer_of(run)
-    seconds = time.perf_counter() - begun
+    model = make_model()
+    begun, cpu = time.perf_counter(), time.process_time()
+    trainer = trainer_of(run, model)
+    begins_at = trainer.step  # which has the committed version mapped, whole
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     record = Path(os.environ["BENCH_RECORD"])
     with record.open("a") as file:
-        said = {"seconds": seconds, "step": trainer.step, "rank": run.gang.rank}
+        said = {"seconds": seconds, "cpu": cpu, "step": begins_at, "rank": run.gang.rank}
         file.write(json.dumps(said) + "\n")
     steps = int(os.environ.get("BENCH_STEPS", "4"))
     for step in trainer.steps(steps):

@@ -15,7 +15,7 @@ from argosy.checkpoint import trees
 from argosy.checkpoint.entries import Entry, entry_of
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Opened
-from argosy.move.placements import Pieces, buffers
+from argosy.move.placements import Pieces, local_of
 
 
 class Book:
@@ -103,8 +103,7 @@ def _place_of(value: torch.Tensor | Pieces) -> tuple[Any, ...] | None:
     """Equal for tensors that are the same elements of the same memory."""
     if isinstance(value, Pieces) or not value.numel() or value.layout != torch.strided:
         return None
-    (local,) = buffers(value)
-    if not local.numel() or local.device.type == "meta":
+    local = local_of(value)
+    if not local.numel() or local.is_meta:
         return None
-    shape, strides = tuple(local.shape), local.stride()
-    return local.data_ptr(), local.dtype, shape, strides, tuple(value.shape), str(local.device)
+    return local.data_ptr(), local.dtype, local.shape, local.stride(), value.shape, local.device

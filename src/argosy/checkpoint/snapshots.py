@@ -24,7 +24,7 @@ from argosy.checkpoint.gathering import TensorSource
 from argosy.checkpoint.layouts import FileImage, Image
 from argosy.checkpoint.shares import HEADER, Duty
 from argosy.errors import ArgosyError
-from argosy.move.placements import buffers
+from argosy.move.placements import local_of
 
 Mode = Literal["auto", "gated", "blocking"]
 MOST_CLONED_BYTES = 64 << 20
@@ -179,8 +179,7 @@ def _guarded_memory(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
                 values = [parameter, *optimizer.state.get(parameter, {}).values()]
                 for value in values:
                     if isinstance(value, torch.Tensor) and value.numel():
-                        (local,) = buffers(value)
-                        found.add(local.data_ptr())
+                        found.add(local_of(value).data_ptr())
     return found
 
 

@@ -82,7 +82,8 @@ def merge(said: Sequence[Said]) -> Common:
             )
         for tensor in one.tensors:
             rank, before = wanted.setdefault(tensor.name, (one.rank, tensor))
-            _compare(rank, before, one.rank, tensor)
+            if before is not tensor:
+                _compare(rank, before, one.rank, tensor)
             boxes = tensor.boxes
             if boxes is None:
                 boxes = (Box((0,) * len(tensor.shape), tensor.shape),)

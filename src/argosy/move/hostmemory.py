@@ -6,6 +6,7 @@ is a `NoRoom` with the sizes. Called by mapping.py; knows nothing of arenas and 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -19,7 +20,9 @@ MARGIN_BYTES = 32 << 20
 """Left to the rest of the host: the kernel kills somebody before it refuses the last page."""
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
+_SAMPLES = 16
 _NO_SPACE = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+_mincore = ctypes.CDLL(None).mincore
 
 
 def round_up(num_bytes: int) -> int:
@@ -51,6 +54,9 @@ def reserve(descriptor: int, size: int, what: str) -> None:
 
 def populate(memory: mmap.mmap, *, is_writing: bool) -> None:
     """Fill the page tables now, so that first touches are not page faults; a kernel that cannot is fine."""
+    # Pages with contents are mapped sixteen at a time for reading, and are writable as well; empty ones take longer that way.
+    if is_writing and has_contents(memory):
+        is_writing = False
     try:
         memory.madvise(_MADV_POPULATE_WRITE if is_writing else _MADV_POPULATE_READ)
     except OSError as failure:
@@ -59,6 +65,18 @@ def populate(memory: mmap.mmap, *, is_writing: bool) -> None:
                 f"{_mebibytes(len(memory))} cannot be mapped: {failure.strerror}",
                 fix="end other programs, or raise the memory limit",
             )
+
+
+def has_contents(memory: mmap.mmap) -> bool:
+    """Whether pages all over it have been written to, by whichever process; reserved ones have not."""
+    last = max(0, len(memory) // PAGE - 1)
+    anchor = ctypes.c_char.from_buffer(memory)
+    address, found = ctypes.addressof(anchor), ctypes.c_ubyte()
+    for sample in range(_SAMPLES):
+        page = ctypes.c_void_p(address + last * sample // (_SAMPLES - 1) * PAGE)
+        if _mincore(page, ctypes.c_size_t(PAGE), ctypes.byref(found)) or not found.value & 1:
+            return False
+    return True
 
 
 def available_bytes() -> int:

@@ -37,6 +37,7 @@ class Pieces:
         self.parts = [(tuple(offsets), tensor) for offsets, tensor in parts]
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 Value = torch.Tensor | Pieces
 State = Mapping[str, Any]
 
@@ -63,6 +64,8 @@ def check_states(source: object, destination: object) -> None:
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Whether a tensor is distributed; whoever has not imported them, which takes most of a second, has none."""
+    if type(value) in _PLAIN:
+        return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -91,6 +94,13 @@ def buffers(value: Value) -> list[torch.Tensor]:
         return [value.detach()]
     with torch.no_grad():
         return [value.to_local().detach()]
+
+
+def local_of(value: torch.Tensor) -> torch.Tensor:
+    """The tensor whose memory it lies in here, to be looked at: itself, unless it is distributed."""
+    if not is_dtensor(value):
+        return value
+    return buffers(value)[0]
 
 
 def like(value: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ def changing_buffers(model: torch.nn.Module, forward: Any) -> dict[str, torch.Te
 
     Without a `forward` all of them: it is not known then.
     """
-    saved = {name for name in model.state_dict() if name not in dict(model.named_parameters())}
+    saved = set(model.state_dict()) - {name for name, _ in model.named_parameters()}
     buffers = {name: b for name, b in model.named_buffers() if name in saved and b.numel()}
     if not buffers or forward is None:
         return buffers

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from argosy.checkpoint.optimizers import STRUCTURE
@@ -75,21 +76,19 @@ class Updater:
         self._homes: dict[tuple[Version, str], _Home] = {}
 
     def probe(self) -> list[Field]:
-        """What the optimizer keeps for each parameter, found by one step on zeros that touches nothing."""
+        """What the optimizer keeps for each parameter, found by steps on zeros that touch nothing: one for all of a group that are alike."""
         groups = self.optimizer.param_groups
         name_of = {id(p): name for name, p in self._masters.items()}
         found: list[Field] = []
         try:
             for group in groups:
+                known: dict[tuple[object, ...], list[Field]] = {}
                 for parameter in group["params"]:
-                    clone = torch.nn.Parameter(torch.zeros_like(parameter))
-                    clone.grad = torch.zeros_like(parameter)
-                    alone = {**group, "params": [clone]}
-                    self.optimizer.param_groups = [alone]
-                    self._try_step()
-                    self._refuse_common_state(group, alone)
-                    state = self.optimizer.state.pop(clone, {})
-                    found += _fields(name_of[id(parameter)], state)
+                    name = name_of[id(parameter)]
+                    form = (parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
+                    if form not in known:
+                        known[form] = self._probe_one(group, parameter, name)
+                    found += [msgspec.structs.replace(field, name=name) for field in known[form]]
         finally:
             self.optimizer.param_groups = groups
         return found
@@ -150,6 +149,18 @@ class Updater:
         if found is None:
             found = self._homes[version, name] = _Home(version, name)
         return found
+
+    def _probe_one(
+        self, group: dict[str, Any], parameter: torch.nn.Parameter, name: str
+    ) -> list[Field]:
+        # Of the parameter the optimizer sees no more than its form: what it keeps can depend on nothing else.
+        clone = torch.nn.Parameter(torch.zeros_like(parameter))
+        clone.grad = torch.zeros_like(parameter)
+        alone = {**group, "params": [clone]}
+        self.optimizer.param_groups = [alone]
+        self._try_step()
+        self._refuse_common_state(group, alone)
+        return _fields(name, self.optimizer.state.pop(clone, {}))
 
     def _try_step(self) -> None:
         try:
