@@ -150,8 +150,7 @@ class Saver:
         try:
             path = self._write(self._stored(found))
         finally:
-            self._let_go(version, hold)
-            self.checkpointer.unlock()
+            self._leave(version, hold)
         self.checkpointer.close()  # the process may be about to end: what is to be uploaded is waited for
         return path
 
@@ -203,6 +202,13 @@ class Saver:
             if hold is not None:
                 self._let_go(version, hold)
 
+    def _leave(self, version: int, hold: Hold) -> None:
+        """The next save may be another rank's: it begins when the pin is gone, and must not find the store locked."""
+        try:
+            self.checkpointer.unlock()
+        finally:
+            self._let_go(version, hold)
+
     def _let_go(self, version: int, hold: Hold) -> None:
         self._state.unpin(version, owner=self._owner)
         hold.release()
@@ -213,8 +219,7 @@ class Saver:
         try:
             self._said_when_failed(stored, self._write)
         finally:
-            self._let_go(version, hold)
-            self.checkpointer.unlock()  # the next one may be another rank's
+            self._leave(version, hold)
         self._schedule.saved(0.0, time.monotonic() - self._began_at)
 
     def _save_copied(self, stored: StoredVersion) -> None:
