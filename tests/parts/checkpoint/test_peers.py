@@ -1,6 +1,8 @@
 """Checkpoints in the memory of other hosts: several holders on this machine, some of which are killed, full, damaged or missing."""
 
 import contextlib
+import io
+import json
 import logging
 import os
 import shutil
@@ -20,7 +22,7 @@ from argosy.checkpoint import Checkpointer, Objects, Peers, names, signatures, s
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.opened import Opened
-from argosy.checkpoint.peers import copies, messages
+from argosy.checkpoint.peers import copies, messages, notes
 from argosy.checkpoint.peers.labels import CHUNK_BYTES, Address, Image, Label, Share
 from argosy.checkpoint.peers.messages import Block, Put, Ready, Refused
 from argosy.checkpoint.peers.recalls import PeerListing
@@ -29,6 +31,7 @@ from argosy.checkpoint.peers.settings import Copying
 from argosy.checkpoint.peers.shelves import Shelves
 from argosy.checkpoint.peers.unixroute import UnixRoute
 from argosy.checkpoint.tiers.remotes import RemoteListing
+from argosy.cli.app import main
 from argosy.errors import CheckpointDamaged, ConfigError, NoRoom, PeerAbsent, TimedOut
 
 HOSTS = ("a", "b", "c")
@@ -661,6 +664,56 @@ def test_a_holder_can_stay_under_a_supervisor(fleet):
         assert holder.poll() is None
         hosts.route.end("a")
         assert holder.wait(20) == 0
+
+
+def argosy(*words):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["checkpoint", *map(str, words)])
+    return code, out.getvalue(), err.getvalue()
+
+
+def asked(*words, code=0):
+    found, out, err = argosy(*words, "--json")
+    assert found == code, err
+    return json.loads(out)
+
+
+def test_the_command_line_says_what_peers_hold_of_a_store_that_is_lost(fleet):
+    hosts = fleet()
+    hosts.hold()
+    run = hosts.path / "run"
+    store = run / "checkpoints"
+    with Checkpointer(store, peers=hosts.peers("a")) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state("a", step))
+            checkpointer.wait_uploaded(30)
+    for step in (1, 2):
+        shutil.rmtree(store / names.step_name(step))
+    found = asked("ls", store, "--peers")
+    assert (found["store"], found["silent"]) == (MEMORY, [])
+    assert [(row["step"], row["fault"], row["pinned"]) for row in found["checkpoints"]] == [
+        (1, None, None),
+        (2, None, None),
+    ]
+    assert all(row["bytes"] > 4 * SIZES["a"] for row in found["checkpoints"])
+    # The run's own note does when the store is gone; steps are named as elsewhere.
+    (store / notes.NOTE).rename(run / notes.NOTE)
+    shutil.rmtree(store)
+    assert asked("show", store, 1, "--peers")["step"] == 1
+    assert asked("show", store / names.step_name(2), "--peers")["step"] == 2
+    reports = asked("verify", run, "--peers", "--all")["checkpoints"]
+    assert [(one["step"], one["is_good"]) for one in reports] == [(1, True), (2, True)]
+    whole = Address(run="run", step=2, members=("a",), owner="a")
+    hosts.shelves["b"].memory_of(whole).bytes[1_000_000] ^= 4
+    (report,) = asked("verify", run, "--peers", code=65)["checkpoints"]
+    assert "have changed in memory" in " ".join(report["faults"])
+    hosts.route.end("b")
+    found = asked("ls", run, "--peers")
+    assert (found["checkpoints"], found["silent"]) == ([], ["b"])
+    assert argosy("ls", run, "--peers")[1] == f"no checkpoints in {MEMORY}\n"
+    assert asked("show", run, "--peers", code=66)["error"]["code"] == 66
+    assert "has no peers.json" in argosy("ls", hosts.path / "sockets", "--peers")[2]
 
 
 def test_a_copy_that_failed_is_raised_where_that_is_wanted(fleet):

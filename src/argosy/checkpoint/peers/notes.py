@@ -1,7 +1,7 @@
-"""What a run has written down about its peers: `peers.json` in its directory, beside the checkpoints and not among them.
+"""What was written down about peers: `peers.json` in the directory of a run, and in a store that is copied to them.
 
-It says under which name the memory of peers has the run's checkpoints, so that a resume finds them when the disk that held them is lost, and a new run
-in a directory of the same name never goes on with another's. Written by the trainer, read by the trainer and by the command line. No torch.
+It says under which name the memory of peers has the checkpoints: a resume finds them when the store is lost, the command line finds them, and a new run
+in a directory of the same name never goes on with another's. Written by the trainer and the checkpointer. No torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def note(peers: Peers, directory: Path) -> Peers:
 
 
 def noted(directory: Path) -> Peers | None:
-    """What was written down; None when the run has no peers."""
+    """What was written down; None when nothing was."""
     path = directory / NOTE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Peers)

@@ -63,10 +63,14 @@ class PeerListing(Listing):
             _LOG.info("%s has nothing of %s", self.where, self._owner)
         return {step: parts[0].mark for step, parts in found.items() if parts is not None}
 
+    @property
+    def silent(self) -> list[str]:
+        """Hosts that did not answer when all of them were asked last."""
+        return [host for host in self._hosts if host not in self._there]
+
     def check_nothing_lost(self) -> None:
         """Raises when hosts have something of this one's checkpoints, and too little, or cannot say what they have: to begin anew would be to forget them."""
-        there = self._there
-        silent = [host for host in self._hosts if host not in there]
+        there, silent = self._there, self.silent
         steps = sorted(self._own_steps(there))
         if self._stuck and not steps:
             raise TimedOut(
