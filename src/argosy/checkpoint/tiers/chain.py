@@ -96,7 +96,7 @@ class Chain:
             return
         try:
             claims.adopt(self.remote.bucket, self._disk.path)
-        except (TimedOut, HomeError) as failure:
+        except ArgosyError as failure:
             if hop.source == "objects":
                 raise
             _LOG.warning("nothing will be uploaded to %s: %s", self.remote.where, failure)
@@ -108,6 +108,7 @@ class Chain:
         return self._remote
 
     def _in_objects(self, elsewhere: Mapping[Tier, Sequence[int]]) -> list[int]:
+        self._is_adoptable = False
         try:
             steps = self.remote.steps()
             owner = ""
