@@ -1,5 +1,6 @@
 """A training whose processes are all killed goes on from its last checkpoint, with other numbers of ranks, to the same bits; a plain script reads what it saved."""
 
+import contextlib
 import os
 import random
 import re
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer
+from argosy.checkpoint import Checkpointer, Peers, names
 from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.peers import notes
+from argosy.checkpoint.peers.unixroute import UnixRoute
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.faults]
 
@@ -103,6 +106,44 @@ def test_a_run_whose_disk_is_lost_goes_on_from_an_object_store(whole, tmp_path):
     digest, errors = finish(start(tmp_path, 3, "--resume", run, OBJECTS=url))
     assert "goes on from step 20 " in errors
     assert digest == whole[0]
+
+
+@pytest.fixture
+def holders(tmp_path):
+    """Two holders in the place of two hosts; a route to both."""
+    directory = tmp_path / "sockets"
+    command = [sys.executable, "-m", "argosy.checkpoint.peers", str(directory)]
+    with contextlib.ExitStack() as stack:
+        for host in ("a", "b"):
+            stack.enter_context(subprocess.Popen([*command, host, "--stay"]))
+        route = UnixRoute(Peers(hosts=("a", "b"), host="a", directory=str(directory)))
+        deadline = time.monotonic() + 60
+        while not all((directory / names.holder_name(host)).exists() for host in ("a", "b")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        try:
+            yield route
+        finally:
+            for host in ("a", "b"):
+                route.end(host)
+
+
+def test_a_run_whose_disk_is_lost_goes_on_from_the_memory_of_a_peer(whole, tmp_path, holders):
+    sockets = str(holders.directory)
+    digest, _ = finish(start(tmp_path, 2, PEERS=sockets, STEPS="20"))
+    assert digest != whole[0]
+    (run,) = tmp_path.glob("runs/*")
+    name = notes.noted(run).run
+    copied = [label.step for label in holders.list("b", name)]
+    assert copied[-1] == 20
+    assert not any(step % 5 for step in copied), "they have their own interval"
+    shutil.rmtree(run / "checkpoints")
+    # The host's own memory is lost, too.
+    holders.end("a")
+    digest, errors = finish(start(tmp_path, 3, "--resume", run, PEERS=sockets))
+    assert re.search(r"goes on from step 20 of .*, from the memory of a, b\n", errors), errors
+    assert digest == whole[0]
+    assert [label.step for label in holders.list("b", name)][-1] == STEPS
 
 
 def test_a_plain_script_goes_on_from_a_trainers_checkpoint(whole):

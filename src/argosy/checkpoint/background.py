@@ -226,7 +226,7 @@ class Background:
             deadline_seconds=self._writing.deadline_seconds,
             is_incremental=self._settings.is_incremental,
         )
-        lock = prepared.staging.store.lock_descriptor
+        lock = prepared.staging.store.lend_lock()
         try:
             self._writer.submit(
                 job, task.place, slot, lock, lambda answer: self._hear(task, answer)

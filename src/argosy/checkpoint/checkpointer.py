@@ -242,7 +242,8 @@ class Checkpointer:
     ) -> Loaded | None:
         """Fill a state from the newest good checkpoint, or from the step that is named; None when there is none yet.
 
-        With peers or an object store the newest step of all is taken, from the disk if it has it. What cannot be used is gone around, with a warning.
+        With peers or an object store the newest step of all is taken, from peers' memory before the disk and from the object store last. What cannot
+        be used is gone around, with a warning.
         """
         if self._background is not None:
             self._background.wait()
@@ -400,6 +401,8 @@ class Checkpointer:
         if self._group.rank == 0 and not self._opened_store().is_locked:
             self._opened_store().lock(self._run, patience_seconds=self._writing.deadline_seconds)
             self._opened_store().sweep(keep=self._group.session)
+            if self._joined is not None:
+                self._joined.note(self.path)
             saved = self.steps()
             if saved:
                 # What an earlier session did not come to.

@@ -32,6 +32,8 @@ class Store:
         self.path = path
         self._files = files
         self._lock: int | None = None
+        self._locked_by = 0
+        """The process that gives the lock back to all; none once it is lent."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -47,9 +49,9 @@ class Store:
         """What the disk has left for an ordinary user."""
         return self._files.free_bytes(self.fd)
 
-    @property
-    def lock_descriptor(self) -> int | None:
+    def lend_lock(self) -> int | None:
         """For a process that finishes a save of this session: the lock is held until both have let go."""
+        self._locked_by = 0
         return self._lock
 
     def lock(self, owner: str = "", *, patience_seconds: float = 0.0) -> None:
@@ -73,7 +75,7 @@ class Store:
         said = {"pid": os.getpid(), "host": socket.gethostname(), "run": owner}
         os.ftruncate(found, 0)
         os.pwrite(found, json.dumps(said).encode(), 0)
-        self._lock = found
+        self._lock, self._locked_by = found, os.getpid()
 
     def stage(self, step: int, nonce: str | None = None) -> Staging:
         """A new staging directory; with a nonce, the one that all ranks of a save share."""
@@ -119,6 +121,9 @@ class Store:
     def close(self) -> None:
         """Give the lock and the directory back."""
         if self._lock is not None:
+            if self._locked_by == os.getpid():
+                # A child that a thread is just starting has a copy of the descriptor until it is another program.
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None
         if self.fd >= 0:

@@ -19,6 +19,7 @@ from argosy.checkpoint import cleaning, collection, names, signatures
 from argosy.checkpoint.cleaning import Cleaned
 from argosy.checkpoint.commits import Store
 from argosy.checkpoint.listings import Listing, Report
+from argosy.checkpoint.peers.recalls import PeerListing
 from argosy.checkpoint.retention import Keep, check
 from argosy.cli.arguments import Arguments
 from argosy.cli.bars import byte_bar
@@ -47,7 +48,8 @@ def ls(arguments: Arguments) -> int:
     pins = listing.pins()
     rows = [_row(listing, step, pins) for step in listing.steps()]
     if arguments.get("json"):
-        print(json.dumps({"store": listing.where, "checkpoints": rows}))
+        more = {"silent": listing.silent} if isinstance(listing, PeerListing) else {}
+        print(json.dumps({"store": listing.where, "checkpoints": rows, **more}))
         return 0
     if not rows:
         print(f"no checkpoints in {listing.where}")

@@ -9,6 +9,7 @@ _STORE = (
     "s3://bucket/prefix, gs://…, az://…, file:///directory."
 )
 _SECRET = Option("--secret FILE", "the key of an encrypted object store, 32 bytes")
+_PEERS = Option("--peers", "what the memory of its peers holds of it, instead of the disk")
 
 FILE_VERBS = (
     Verb(
@@ -57,13 +58,14 @@ FILE_VERBS = (
     Verb(
         "checkpoint ls",
         "checkpoint ls STORE",
-        "the checkpoints of a directory or an object store",
+        "the checkpoints of a directory, an object store or peers' memory",
         entry="argosy.cli.checkpoint:ls",
-        options=(_SECRET, JSON),
+        options=(_PEERS, _SECRET, JSON),
         details=_STORE,
         examples=(
             "argosy checkpoint ls checkpoints",
             "argosy checkpoint ls train",
+            "argosy checkpoint ls train --peers",
             "argosy checkpoint ls s3://bucket/runs/one",
         ),
     ),
@@ -75,6 +77,7 @@ FILE_VERBS = (
         options=(
             Option("--tensors", "every tensor with its class, dtype and shape"),
             Option("--values", "everything that is no tensor"),
+            _PEERS,
             _SECRET,
             JSON,
         ),
@@ -89,6 +92,7 @@ FILE_VERBS = (
         options=(
             Option("--all", "every checkpoint, not only the newest"),
             Option("--key FILE", "also demand a signature by this public key", many=True),
+            _PEERS,
             _SECRET,
             JSON,
         ),

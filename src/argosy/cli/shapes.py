@@ -35,7 +35,7 @@ SHAPES = {
     "queue cancel": "`{runs: [{run, name, command}]}`",
     "data pack": "`{out, tokens, documents, dtype, tokenizer, sha256, seconds, …}`",
     "data show": "`{file, tokens, dtype, bytes, documents, tokenizer, …}`",
-    "checkpoint ls": "`{store, checkpoints: [{step, saved_at, bytes, own_bytes, metrics, pinned, fault}]}`; `pinned`: why, or null",
+    "checkpoint ls": "`{store, checkpoints: [{step, saved_at, bytes, own_bytes, metrics, pinned, fault}]}`; `pinned`: why, or null; with `--peers` also `silent`, the hosts that did not answer",
     "checkpoint show": "`{path, step, run, saved_at, parent, world, metrics, tensors, bytes, signed, files, …}`; `tensors` is a number, with `--tensors` a list",
     "checkpoint verify": "`{store, checkpoints: [{step, faults, bytes_read, is_good}]}`",
     "checkpoint diff": "`{first, second, is_equal, changed, unchanged, only_first, only_second, reshaped, stuck}`",

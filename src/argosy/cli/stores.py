@@ -1,4 +1,4 @@
-"""Which store and which checkpoint the words of a command name: a directory, a step of it, a run, or an address of an object store.
+"""Which store and which checkpoint the words of a command name: a directory, a step of it, a run, the memory of its peers, or an address of an object store.
 
 Used by the verbs of `argosy checkpoint`.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 from argosy.checkpoint import names
 from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.peers import joining, notes
+from argosy.checkpoint.peers.recalls import PeerListing
 from argosy.checkpoint.tiers.buckets import Bucket
 from argosy.checkpoint.tiers.ciphers import Secret
 from argosy.checkpoint.tiers.remotes import RemoteListing
@@ -21,8 +23,10 @@ _FOLDER = "checkpoints"
 
 
 def store_of(arguments: Arguments) -> Listing:
-    """A store that is there, on disk or in an object store."""
+    """A store that is there: on disk, in an object store, or with `--peers` in the memory of hosts."""
     word = arguments.words[0]
+    if arguments.get("peers"):
+        return peers_of(word)
     return remote_of(arguments, word) if "://" in word else store_on_disk(word)
 
 
@@ -52,6 +56,24 @@ def _store_of_run(word: str) -> Path:
             fix=f"if its program saves elsewhere, give that directory; the run's own is {directory}",
         )
     return directory / _FOLDER
+
+
+def peers_of(word: str) -> PeerListing:
+    """What the peers of a store or a run hold of it, by what it has noted about them; its checkpoints need not be there any more."""
+    path = Path(word).absolute()
+    if not path.is_dir() and "/" not in word:
+        from argosy.cli.rundirs import find_run_directory
+
+        path = find_run_directory(word) or path
+    # The checkpoints of a run lie below it, and a step below those.
+    for directory in (path, *path.parents[:2]):
+        peers = notes.noted(directory)
+        if peers is not None:
+            return PeerListing(joining.route_of(peers), peers.hosts, peers.run, peers.host)
+    raise NotFoundError(
+        f"{word} has no {notes.NOTE}: it has no peers, or nothing was saved with them",
+        fix="give the run, or the directory that its program saves into with peers=…",
+    )
 
 
 def path_of(word: str, usage: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from argosy.checkpoint.background import Writing
+from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.tiers.settings import Objects
 from argosy.errors import ConfigError
@@ -24,6 +25,8 @@ class Checkpoints:
     """Threads and rate of the writing."""
     objects: Objects | None = None
     """An object store that they go to when they are durable, and are loaded from when the disk has none as new."""
+    peers: Peers | None = None
+    """Hosts into whose memory they are copied when they are durable, and from which a resume takes them before the disk."""
 
     def __post_init__(self) -> None:
         if self.every is not None and self.seconds is not None:

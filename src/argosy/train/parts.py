@@ -6,6 +6,7 @@ Made by trainer.py, also in replacements, which find what is shared. Holds them 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import sys
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ import torch
 
 from argosy import data as sources
 from argosy.checkpoint import names
-from argosy.checkpoint.tiers.settings import Objects
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
 from argosy.train import assembly, fingerprint, ledgers, replicas, room, saver, seeds
+from argosy.train.checkpoints import Checkpoints
 from argosy.train.crew import Crew
 from argosy.train.feeding import Pantry, Unfed
 from argosy.train.guards import batch_of_step
@@ -325,11 +326,14 @@ class Parts:
 
     def _restore(self, first: Version) -> bool:
         """Fill the first version from a checkpoint: of this run, whose memory is lost, or of the one it goes on with; False: it begins anew."""
-        given, policy = self.run.resume_from, self.settings.checkpoints
-        directories: list[tuple[Path, Objects | None]] = [(Path(self.run.directory), None)]
+        given, policy = self.run.resume_from, self.settings.checkpoints or Checkpoints()
+        own = Path(self.run.directory)
+        directories: list[tuple[Path, Checkpoints]] = []
+        if given is None or Path(given) != own:
+            directories.append((own, dataclasses.replace(policy, objects=None)))
         if given is not None:
             # Only then: a new run does not go on with what an object store happens to have.
-            directories.append((Path(given), policy.objects if policy is not None else None))
+            directories.append((Path(given), policy))
         loaded = saver.restore(self._as_part(first), directories)
         if loaded is None and given is not None:
             raise ConfigError(
@@ -338,7 +342,9 @@ class Parts:
             )
         if loaded is not None:
             where = self.run.directory if given is None else given
-            sys.stderr.write(f"argosy: goes on from step {loaded.step} of {where}\n")
+            is_elsewhere = not Path(loaded.where).is_dir()
+            more = f", from {loaded.where}" if is_elsewhere else ""
+            sys.stderr.write(f"argosy: goes on from step {loaded.step} of {where}{more}\n")
         return loaded is not None
 
     def _tell_bounds(self) -> None:

@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+
 from argosy.checkpoint import names
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.checkpointer import Checkpointer
 from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.loading import Loaded
+from argosy.checkpoint.peers import notes
+from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.schedules import Schedule
-from argosy.checkpoint.tiers.settings import Objects
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
 from argosy.train.checkpoints import Checkpoints
@@ -59,6 +62,7 @@ class Saver:
         self._memories = memories
         self._stored = stored
         kept = policy or Checkpoints()
+        peers = None if kept.peers is None else notes.note(kept.peers, directory)
         self.checkpointer = Checkpointer(
             self.path,
             run=run,
@@ -66,6 +70,7 @@ class Saver:
             keep=kept.keep,
             writing=kept.writing,
             objects=kept.objects,
+            peers=peers,
         )
         self._schedule = Schedule(Interval(), Group(0, 1))
         self._owner = owner
@@ -150,8 +155,7 @@ class Saver:
         try:
             path = self._write(self._stored(found))
         finally:
-            self._let_go(version, hold)
-            self.checkpointer.unlock()
+            self._leave(version, hold)
         self.checkpointer.close()  # the process may be about to end: what is to be uploaded is waited for
         return path
 
@@ -203,6 +207,13 @@ class Saver:
             if hold is not None:
                 self._let_go(version, hold)
 
+    def _leave(self, version: int, hold: Hold) -> None:
+        """The next save may be another rank's: it begins when the pin is gone, and must not find the store locked."""
+        try:
+            self.checkpointer.unlock()
+        finally:
+            self._let_go(version, hold)
+
     def _let_go(self, version: int, hold: Hold) -> None:
         self._state.unpin(version, owner=self._owner)
         hold.release()
@@ -213,8 +224,7 @@ class Saver:
         try:
             self._said_when_failed(stored, self._write)
         finally:
-            self._let_go(version, hold)
-            self.checkpointer.unlock()  # the next one may be another rank's
+            self._leave(version, hold)
         self._schedule.saved(0.0, time.monotonic() - self._began_at)
 
     def _save_copied(self, stored: StoredVersion) -> None:
@@ -242,13 +252,25 @@ class Saver:
 
 
 def restore(
-    stored: StoredVersion, directories: Iterable[tuple[Path, Objects | None]]
+    stored: StoredVersion, directories: Iterable[tuple[Path, Checkpoints]]
 ) -> Loaded | None:
-    """Fill a version from the newest good checkpoint of the first of these runs' directories, with the object stores they went to, that has one."""
-    for directory, objects in directories:
-        path = directory / FOLDER
-        with Checkpointer(path, group=Group(0, 1), objects=objects) as checkpointer:
+    """Fill a version from the newest good checkpoint of the first of these runs' directories, with the tiers they went to, that has one."""
+    for directory, policy in directories:
+        with Checkpointer(
+            directory / FOLDER,
+            group=Group(0, 1),
+            objects=policy.objects,
+            peers=_peers_of(directory, policy),
+        ) as checkpointer:
             loaded = checkpointer.load({KEY: stored}, streams=False)
         if loaded is not None:
             return loaded
     return None
+
+
+def _peers_of(directory: Path, policy: Checkpoints) -> Peers | None:
+    """Those that have checkpoints of this very run: whose they are is what it has noted itself, where they are now is said by the program."""
+    known = None if policy.peers is None else notes.noted(directory)
+    if known is None or policy.peers is None:
+        return None
+    return msgspec.structs.replace(policy.peers, run=policy.peers.run or known.run)

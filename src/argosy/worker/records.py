@@ -90,10 +90,10 @@ def write_changed(directory: Path, record: Record) -> None:
 
 
 def discard_unused(directory: Path) -> None:
-    """Remove the directory of a run in which nothing has happened yet: one with more in it than its record stays."""
+    """Remove the directory of a run in which nothing has happened yet: one with more in it than its records stays."""
     with contextlib.suppress(OSError):
         left = [path.name for path in directory.iterdir()]
-        if set(left) <= {"config.json"}:
+        if set(left) <= {"config.json", "peers.json"}:
             for name in left:
                 (directory / name).unlink()
             directory.rmdir()

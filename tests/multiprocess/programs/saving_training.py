@@ -1,4 +1,7 @@
-"""Trains a small model for STEPS steps with a save every third, frozen layers, an average and a buffer that forward changes; prints the digest."""
+"""Trains a small model for STEPS steps with a save every third, frozen layers, an average and a buffer that forward changes; prints the digest.
+
+OBJECTS is the address of an object store, PEERS the directory of the sockets of hosts `a`, which this is, and `b`: every fifth step goes there.
+"""
 
 import os
 import time
@@ -41,6 +44,13 @@ def optimizer(params):
 def main(run):
     url = os.environ.get("OBJECTS")
     objects = ar.checkpoint.Objects(url) if url else None
+    sockets = os.environ.get("PEERS")
+    peers = (
+        ar.checkpoint.Peers(hosts=("a", "b"), host="a", every=5, keep=3, directory=sockets)
+        if sockets
+        else None
+    )
+    keep = ar.checkpoint.Keep(last=3)
     trainer = run.trainer(
         model=model(),
         data=Rows(),
@@ -50,7 +60,7 @@ def main(run):
         lanes=4,
         ema=0.9,
         recovery=os.environ.get("RECOVERY", "on") == "on",
-        checkpoints=ar.Checkpoints(every=3, keep=ar.checkpoint.Keep(last=3), objects=objects),
+        checkpoints=ar.Checkpoints(every=3, keep=keep, objects=objects, peers=peers),
     )
     for step in trainer.steps(int(os.environ["STEPS"])):
         step()

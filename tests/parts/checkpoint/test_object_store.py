@@ -263,14 +263,14 @@ def test_an_object_that_changes_before_the_commit_is_noticed(far):
     assert far.remote.steps() == []
 
 
-def test_order_is_newest_first_and_the_disk_before_objects():
-    assert order({"disk": [1, 3], "objects": [2, 3, 4]}) == [
-        Hop(4, "objects"),
-        Hop(3),
-        Hop(3, "objects"),
-        Hop(2, "objects"),
-        Hop(1),
-    ]
+def test_order_is_newest_first_and_of_one_step_peers_the_disk_then_objects():
+    steps = {"disk": [1, 3], "objects": [2, 3, 4], "peers": [1, 3]}
+    rest = [Hop(2, "objects"), Hop(1, "peers"), Hop(1)]
+    step_3 = [Hop(3, "peers"), Hop(3), Hop(3, "objects")]
+    assert order(steps) == [Hop(4, "objects"), *step_3, *rest]
+    # Peers that have another save of it come behind all others.
+    step_3 = [Hop(3), Hop(3, "objects"), Hop(3, "peers")]
+    assert order(steps, odd=[3]) == [Hop(4, "objects"), *step_3, *rest]
 
 
 def test_the_newest_step_is_loaded_wherever_it_lies(far):

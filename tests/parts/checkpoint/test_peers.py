@@ -1,6 +1,8 @@
 """Checkpoints in the memory of other hosts: several holders on this machine, some of which are killed, full, damaged or missing."""
 
 import contextlib
+import io
+import json
 import logging
 import os
 import shutil
@@ -16,11 +18,11 @@ import msgspec
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, Peers, names, signatures, sockets
+from argosy.checkpoint import Checkpointer, Objects, Peers, names, signatures, sockets
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.opened import Opened
-from argosy.checkpoint.peers import copies, messages
+from argosy.checkpoint.peers import copies, messages, notes
 from argosy.checkpoint.peers.labels import CHUNK_BYTES, Address, Image, Label, Share
 from argosy.checkpoint.peers.messages import Block, Put, Ready, Refused
 from argosy.checkpoint.peers.recalls import PeerListing
@@ -28,7 +30,9 @@ from argosy.checkpoint.peers.serving import Serving
 from argosy.checkpoint.peers.settings import Copying
 from argosy.checkpoint.peers.shelves import Shelves
 from argosy.checkpoint.peers.unixroute import UnixRoute
-from argosy.errors import CheckpointDamaged, ConfigError, NoRoom, PeerAbsent
+from argosy.checkpoint.tiers.remotes import RemoteListing
+from argosy.cli.app import main
+from argosy.errors import CheckpointDamaged, ConfigError, NoRoom, PeerAbsent, TimedOut
 
 HOSTS = ("a", "b", "c")
 SIZES = {"a": 700_000, "b": 900_000, "c": 100, "d": 400_000}
@@ -197,15 +201,131 @@ def test_a_host_whose_buddy_is_lost_too_begins_anew_and_is_told(fleet, caplog):
     assert "peers have step 1 of others and nothing of a" in caplog.text
 
 
-def test_a_newer_step_in_memory_wins_over_an_older_one_on_disk(fleet):
+MEMORY = "the memory of a, b, c"
+
+
+def damage(path):
+    (largest,) = sorted(path.glob("*.safetensors"), key=lambda one: one.stat().st_size)[-1:]
+    data = bytearray(largest.read_bytes())
+    data[-1] ^= 1
+    largest.write_bytes(data)
+
+
+def test_the_chain_goes_by_memory_disk_older_ones_and_the_object_store(fleet, caplog):
+    """Hop by hop: what was best is taken away or damaged, one after the other."""
+    caplog.set_level(logging.INFO, "argosy.checkpoint")
+    hosts = fleet()
+    hosts.hold()
+    disk, objects = hosts.path / "a", Objects(f"file://{hosts.path}/far", every=2)
+    with Checkpointer(disk, objects=objects) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state("a", step))
+    for step in (2, 3):
+        hosts.copy("a", step)
+
+    def went():
+        caplog.clear()
+        found = {"x": torch.zeros(SIZES["a"]), "note": ""}
+        with Checkpointer(disk, peers=hosts.peers("a"), objects=objects) as checkpointer:
+            loaded = checkpointer.load(found)
+        assert torch.equal(found["x"], state("a", loaded.step)["x"])
+        assert f"step {loaded.step} loaded from {loaded.where}" in caplog.text
+        assert caplog.text.count("cannot be used") == len(loaded.skipped)
+        return loaded.step, loaded.where, len(loaded.skipped)
+
+    assert went() == (3, MEMORY, 0)
+    tried = [f"step 3 of {MEMORY}, step 3 of {disk}, step 2 of {MEMORY}, step 2 of {disk}"]
+    tried += [f"step 2 of {objects.url}, step 1 of {disk}"]
+    assert f"to be tried, in this order: {', '.join(tried)}" in caplog.text
+    whole = Address(run="run", step=3, members=("a",), owner="a")
+    hosts.shelves["b"].memory_of(whole).bytes[1_000_000] ^= 4
+    assert went() == (3, str(disk), 1)
+    damage(disk / names.step_name(3))
+    assert went() == (2, MEMORY, 2)
+    hosts.route.end("b")
+    assert went() == (2, str(disk), 1)
+    assert "nobody holds memory for b" in caplog.text
+    assert f"{MEMORY} has nothing of a" in caplog.text
+    damage(disk / names.step_name(2))
+    assert went() == (2, objects.url, 2)
+    shutil.rmtree(hosts.path / "far")
+    assert went() == (1, str(disk), 2)
+
+
+def test_memory_that_has_too_little_is_left_for_the_disk_and_said(fleet, caplog):
+    hosts = fleet(scheme="parity")
+    hosts.hold()
+    hosts.save(1)
+    hosts.route.end("a")
+    hosts.route.end("b")
+    loaded = hosts.load("a")
+    assert (loaded.step, loaded.where, loaded.skipped) == (1, str(hosts.path / "a"), [])
+    assert f"{MEMORY} has too little of step 1 of a" in caplog.text
+
+
+def test_memory_that_has_another_save_of_a_step_is_not_preferred_to_the_disk(fleet, caplog):
     hosts = fleet()
     hosts.hold()
     hosts.save(1, 2)
-    assert hosts.load("a").where == str(hosts.path / "a")
-    shutil.rmtree(hosts.path / "a" / names.step_name(2))
-    loaded = hosts.load("a")
-    assert (loaded.step, loaded.where) == (2, "the memory of a, b, c")
-    assert hosts.load("b").where == str(hosts.path / "b")
+    disk = hosts.path / "a"
+    shutil.rmtree(disk / names.step_name(2))
+    with Checkpointer(disk) as checkpointer:
+        checkpointer.save(2, {"x": torch.ones(SIZES["a"]), "note": "again"})
+    found = {"x": torch.zeros(SIZES["a"]), "note": ""}
+    with Checkpointer(disk, peers=hosts.peers("a")) as checkpointer:
+        loaded = checkpointer.load(found)
+    assert (loaded.step, loaded.where, loaded.values["note"]) == (2, str(disk), "again")
+    assert f"peers have another save of step 2 than {disk}" in caplog.text
+
+
+@contextlib.contextmanager
+def standing_still(hosts, host):
+    """A holder that is there and does not answer."""
+    hosts.route.end(host)
+    path = hosts.route.directory / names.holder_name(host)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(64)
+        yield
+        path.unlink()
+
+
+def test_a_holder_that_stands_still_is_waited_for_once(fleet, caplog):
+    hosts = fleet()
+    hosts.hold()
+    hosts.save(1, 2)
+    silence = "the holder of b is there and does not answer"
+    with standing_still(hosts, "b"):
+        loaded = hosts.load("a", patience_seconds=1.0)
+        assert (loaded.step, loaded.where) == (2, str(hosts.path / "a"))
+        assert caplog.text.count(silence) == 1
+        caplog.clear()
+        # What others have can be had; no later hop asks it again.
+        route = UnixRoute(hosts.peers("b", patience_seconds=1.0))
+        listing = PeerListing(route, HOSTS, "run", "b")
+        assert listing.steps() == [1, 2]
+        assert [listing.verify(step).faults for step in (2, 1)] == [[], []]
+        assert caplog.text.count(silence) == 1
+        route.close()
+        shutil.rmtree(hosts.path / "a")
+        with pytest.raises(TimedOut, match="the memory of b may have a checkpoint"):
+            hosts.load("a", patience_seconds=1.0)
+
+
+def test_after_a_load_from_memory_the_object_store_goes_on_with_what_it_had(fleet):
+    hosts = fleet()
+    hosts.hold()
+    objects = Objects(f"file://{hosts.path}/far", raises=True)
+    with Checkpointer(hosts.path / "a", objects=objects) as checkpointer:
+        checkpointer.save(1, state("a", 1))
+    hosts.copy("a", 1)
+    shutil.rmtree(hosts.path / "a")
+    with Checkpointer(hosts.path / "a", peers=hosts.peers("a"), objects=objects) as checkpointer:
+        found = {"x": torch.zeros(SIZES["a"]), "note": ""}
+        assert checkpointer.load(found).where == MEMORY
+        checkpointer.save(2, state("a", 2))
+        checkpointer.wait_uploaded(60)
+    assert RemoteListing.of(objects).steps() == [1, 2]
 
 
 def test_damaged_memory_is_gone_around(fleet, caplog):
@@ -544,6 +664,56 @@ def test_a_holder_can_stay_under_a_supervisor(fleet):
         assert holder.poll() is None
         hosts.route.end("a")
         assert holder.wait(20) == 0
+
+
+def argosy(*words):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["checkpoint", *map(str, words)])
+    return code, out.getvalue(), err.getvalue()
+
+
+def asked(*words, code=0):
+    found, out, err = argosy(*words, "--json")
+    assert found == code, err
+    return json.loads(out)
+
+
+def test_the_command_line_says_what_peers_hold_of_a_store_that_is_lost(fleet):
+    hosts = fleet()
+    hosts.hold()
+    run = hosts.path / "run"
+    store = run / "checkpoints"
+    with Checkpointer(store, peers=hosts.peers("a")) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state("a", step))
+            checkpointer.wait_uploaded(30)
+    for step in (1, 2):
+        shutil.rmtree(store / names.step_name(step))
+    found = asked("ls", store, "--peers")
+    assert (found["store"], found["silent"]) == (MEMORY, [])
+    assert [(row["step"], row["fault"], row["pinned"]) for row in found["checkpoints"]] == [
+        (1, None, None),
+        (2, None, None),
+    ]
+    assert all(row["bytes"] > 4 * SIZES["a"] for row in found["checkpoints"])
+    # The run's own note does when the store is gone; steps are named as elsewhere.
+    (store / notes.NOTE).rename(run / notes.NOTE)
+    shutil.rmtree(store)
+    assert asked("show", store, 1, "--peers")["step"] == 1
+    assert asked("show", store / names.step_name(2), "--peers")["step"] == 2
+    reports = asked("verify", run, "--peers", "--all")["checkpoints"]
+    assert [(one["step"], one["is_good"]) for one in reports] == [(1, True), (2, True)]
+    whole = Address(run="run", step=2, members=("a",), owner="a")
+    hosts.shelves["b"].memory_of(whole).bytes[1_000_000] ^= 4
+    (report,) = asked("verify", run, "--peers", code=65)["checkpoints"]
+    assert "have changed in memory" in " ".join(report["faults"])
+    hosts.route.end("b")
+    found = asked("ls", run, "--peers")
+    assert (found["checkpoints"], found["silent"]) == ([], ["b"])
+    assert argosy("ls", run, "--peers")[1] == f"no checkpoints in {MEMORY}\n"
+    assert asked("show", run, "--peers", code=66)["error"]["code"] == 66
+    assert "has no peers.json" in argosy("ls", hosts.path / "sockets", "--peers")[2]
 
 
 def test_a_copy_that_failed_is_raised_where_that_is_wanted(fleet):

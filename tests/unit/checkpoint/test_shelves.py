@@ -37,8 +37,8 @@ def label(step, data, owner="a", members=("a",), mark=1, is_folded=False, run="r
     )
 
 
-def put(shelves, step, data, **more):
-    incoming = shelves.begin(label(step, data, **more))
+def put(shelves, step, data, keep=0, **more):
+    incoming = shelves.begin(label(step, data, **more), keep)
     incoming.room(len(data))[:] = data
     incoming.took(len(data), checksums.of_bytes(data))
     shelves.finish(incoming)
@@ -249,6 +249,17 @@ def test_a_member_of_the_same_run_does_not_lose_its_newest_step_to_another():
     with pytest.raises(NoRoom):
         shelves.begin(label(2, b"x"))
     assert steps(shelves) == [1, 1]
+
+
+def test_a_run_keeps_as_many_steps_as_it_says(shelves):
+    for step in (1, 2, 3, 4):
+        put(shelves, step, b"x", keep=3)
+    assert steps(shelves) == [2, 3, 4]
+    put(shelves, 5, b"x", keep=1)
+    assert steps(shelves) == [5]
+    put(shelves, 6, b"x")
+    put(shelves, 7, b"x")
+    assert steps(shelves) == [6, 7]
 
 
 def test_newer_steps_go_when_their_owner_says_so(shelves):

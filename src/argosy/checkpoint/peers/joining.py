@@ -8,7 +8,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import msgspec
+
 from argosy.checkpoint.boards import Group
+from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.labels import Share
 from argosy.checkpoint.peers.recalls import PeerListing
 from argosy.checkpoint.peers.routes import Route
@@ -48,6 +51,10 @@ class Joined:
                 self._route.start(peers.host)
             except ArgosyError as failure:
                 _LOG.warning("this host keeps nothing for its peers: %s", failure)
+
+    def note(self, store: Path) -> None:
+        """Write down whose the checkpoints of a store are, for those who look from outside."""
+        notes.note(msgspec.structs.replace(self.copying.peers, run=self.copying.run), store)
 
     def close(self) -> None:
         """Go; what the holders have stays."""

@@ -28,6 +28,8 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     """A stretch is coming; answered by `Ready` for each block that is to come, and by `Done`."""
 
     label: Label
+    keep: int = 0
+    """Whole steps that stay, by the run's own rule; 0: by the holder's."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):

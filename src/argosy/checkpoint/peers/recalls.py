@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +24,12 @@ from argosy.checkpoint.peers import custody, images
 from argosy.checkpoint.peers.custody import Piece, Source
 from argosy.checkpoint.peers.labels import Image, Label
 from argosy.checkpoint.peers.routes import Route
-from argosy.errors import ArgosyError, CheckpointDamaged, NotFoundError
+from argosy.errors import ArgosyError, CheckpointDamaged, NotFoundError, PeerAbsent, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
+_MOST_AT_ONCE = 32
+_REST_SECONDS = 60.0
+"""For so long a holder that stands still is not asked again by the hops of a load."""
 There = Mapping[str, Sequence[Label]]
 
 
@@ -38,17 +43,40 @@ class PeerListing(Listing):
         self._hosts = tuple(hosts)
         self._run = run
         self._owner = owner
+        self._there: There = {}
+        """What the hosts have said when all of them were asked last."""
+        self._stuck: dict[str, float] = {}
+        """Hosts whose holders are there and do not answer, and since when: they are waited for once and not at every hop."""
 
     def steps(self) -> list[int]:
         """Those of which every part can be had, rising."""
-        there = self._look()
-        return sorted(step for step in _steps(there) if self._found(there, step) is not None)
+        return sorted(self.saves())
+
+    def saves(self) -> dict[int, int]:
+        """The same with the mark of the save that can be had; says of which there is too little. Asks every host."""
+        self._stuck.clear()
+        there = self._there = self._look()
+        found = {step: self._found(there, step) for step in sorted(self._own_steps(there))}
+        for step in [step for step, parts in found.items() if parts is None]:
+            _LOG.warning("%s has too little of step %d of %s", self.where, step, self._owner)
+        if not found:
+            _LOG.info("%s has nothing of %s", self.where, self._owner)
+        return {step: parts[0].mark for step, parts in found.items() if parts is not None}
+
+    @property
+    def silent(self) -> list[str]:
+        """Hosts that did not answer when all of them were asked last."""
+        return [host for host in self._hosts if host not in self._there]
 
     def check_nothing_lost(self) -> None:
-        """CheckpointDamaged when hosts have something of this one's checkpoints, and too little: to begin anew would be to forget them."""
-        there = self._look()
-        silent = [host for host in self._hosts if host not in there]
-        steps = sorted({one.step for found in there.values() for one in found if self._is_own(one)})
+        """Raises when hosts have something of this one's checkpoints, and too little, or cannot say what they have: to begin anew would be to forget them."""
+        there, silent = self._there, self.silent
+        steps = sorted(self._own_steps(there))
+        if self._stuck and not steps:
+            raise TimedOut(
+                f"the memory of {', '.join(sorted(self._stuck))} may have a checkpoint and does not answer",
+                fix="see why the holder stands still; to begin anew end it, or use another Peers(run=…)",
+            )
         if steps:
             raise CheckpointDamaged(
                 f"the memory of peers has too little of step {steps[-1]} of {self._owner}"
@@ -75,13 +103,23 @@ class PeerListing(Listing):
         return MemoryPlace(step, image, parts, self.where)
 
     def _look(self) -> There:
-        there = {}
-        for host in self._hosts:
-            try:
-                there[host] = self._route.list(host, self._run)
-            except ArgosyError as failure:
-                _LOG.warning("peers: %s", failure.what)
-        return there
+        """What each host says that it has; all are asked at once, so that those who do not answer are waited for together."""
+        rested = time.monotonic() - _REST_SECONDS
+        asked = [host for host in self._hosts if self._stuck.get(host, rested) <= rested]
+        if not asked:
+            return {}
+        with ThreadPoolExecutor(min(len(asked), _MOST_AT_ONCE)) as threads:
+            said = dict(zip(asked, threads.map(self._ask, asked), strict=True))
+        return {host: labels for host, labels in said.items() if labels is not None}
+
+    def _ask(self, host: str) -> list[Label] | None:
+        try:
+            return self._route.list(host, self._run)
+        except ArgosyError as failure:
+            _LOG.warning("peers: %s", failure.what)
+            if isinstance(failure, TimedOut) and not isinstance(failure, PeerAbsent):
+                self._stuck[host] = time.monotonic()
+            return None
 
     def _found(self, there: There, step: int) -> tuple[Image, list[_Part]] | None:
         """Of the saves of a step one whose every part can be had, and how."""
@@ -98,6 +136,9 @@ class PeerListing(Listing):
             if len(parts) == count:
                 return image, [parts[index] for index in range(count)]
         return None
+
+    def _own_steps(self, there: There) -> set[int]:
+        return {one.step for found in there.values() for one in found if self._is_own(one)}
 
     def _is_own(self, label: Label) -> bool:
         """Of the checkpoints of this host, or of those that it shares."""

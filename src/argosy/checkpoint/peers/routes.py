@@ -15,7 +15,10 @@ Fill = Callable[[int, memoryview], None]
 
 
 class Route(Protocol):
-    """Checksummed stretches at hosts: put, got, listed and forgotten. Every call is bounded in time and raises PeerAbsent when nobody answers."""
+    """Checksummed stretches at hosts: put, got, listed and forgotten.
+
+    Every call is bounded in time: PeerAbsent when nobody is there, TimedOut when who is there does not answer.
+    """
 
     def start(self, host: str) -> None:
         """Have a holder at this host, which must be the caller's own; it lives on when the caller ends."""

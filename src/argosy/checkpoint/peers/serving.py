@@ -118,7 +118,7 @@ class Serving:
             messages.send(link, messages.refusal_of(failure))
 
     def _take(self, link: socket.socket, said: Put) -> None:
-        incoming = self._shelves.begin(said.label)
+        incoming = self._shelves.begin(said.label, said.keep)
         if incoming is not None:
             link.settimeout(_BLOCK_SECONDS)
             try:

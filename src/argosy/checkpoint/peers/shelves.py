@@ -74,8 +74,9 @@ class Incoming:
 
     memory: Memory
 
-    def __init__(self, label: Label) -> None:
+    def __init__(self, label: Label, keep: int) -> None:
         self.label = label
+        self.keep = keep
         self.num_bytes = 0
 
     def room(self, num_bytes: int) -> memoryview:
@@ -143,14 +144,17 @@ class Shelves:
         self._users: dict[int, str] = {}
         """Who is here now, and for which run."""
 
-    def begin(self, label: Label) -> Incoming | None:
-        """Room for a stretch, taken now; None when it is there. Whoever puts a step has gone back behind its newer ones: they go."""
+    def begin(self, label: Label, keep: int = 0) -> Incoming | None:
+        """Room for a stretch, taken now; None when it is there. Whoever puts a step has gone back behind its newer ones: they go.
+
+        `keep` is how many whole steps its run wants to stay; 0 leaves that to the holder.
+        """
         with self._lock:
             self._forget_newer(label)
             if label in self._labels():
                 return None
             self._make_room(label)
-            incoming = Incoming(label)
+            incoming = Incoming(label, keep or self._keep)
             self._coming.append(incoming)
         try:
             # Not under the lock: the kernel clears every page.
@@ -174,7 +178,7 @@ class Shelves:
             key = label.run, label.members
             series = self._kept[key] = self._kept.pop(key, {})  # behind all others
             series.setdefault(label.step, _Kept()).put(label, incoming.memory)
-            self._tidy(label)
+            self._tidy(label, incoming.keep)
 
     def give_up(self, incoming: Incoming) -> None:
         """The rest does not come."""
@@ -271,10 +275,10 @@ class Shelves:
         used = {*self._users.values(), label.run}
         return [*((own, step) for step in mine), *rooms.plan_yielding(others, used)]
 
-    def _tidy(self, label: Label) -> None:
+    def _tidy(self, label: Label, keep: int) -> None:
         """After a stretch has come: what newer whole steps have made useless goes, of former groups of the members too."""
         series = self._kept[label.run, label.members]
-        for step in rooms.plan_surplus(_standing(series, label.members), self._keep):
+        for step in rooms.plan_surplus(_standing(series, label.members), keep):
             del series[step]
         if label.step in series and _is_whole(series[label.step], label.members):
             for (run, members), other in self._kept.items():

@@ -34,9 +34,11 @@ from argosy.checkpoint.peers.messages import (
 )
 from argosy.checkpoint.peers.routes import Fill
 from argosy.checkpoint.peers.settings import Peers
-from argosy.errors import CheckpointDamaged, ClusterError, PeerAbsent, ProtocolError
+from argosy.errors import CheckpointDamaged, ClusterError, PeerAbsent, ProtocolError, TimedOut
 
 _START_SECONDS = 60.0
+_READ_SECONDS = 10.0
+"""For an answer that takes no new memory: whoever loads has other places to turn to."""
 
 
 class UnixRoute:
@@ -59,7 +61,7 @@ class UnixRoute:
     def put(self, host: str, label: Label, fill: Fill) -> int:
         """Block by block."""
         with self._talking(host) as link:
-            answer = self._answer(host, link, Put(label=label))
+            answer = self._answer(host, link, Put(label=label, keep=self._peers.keep))
             sent = 0
             with BLOCKS.lent() as block:
                 while isinstance(answer, Ready):
@@ -72,7 +74,7 @@ class UnixRoute:
 
     def get(self, host: str, address: Address, start: int, into: memoryview) -> None:
         """In blocks, each checked."""
-        with self._talking(host) as link:
+        with self._talking(host, _READ_SECONDS) as link:
             for at in range(0, len(into), BLOCK_BYTES):
                 piece = into[at : at + BLOCK_BYTES]
                 first = start + at
@@ -86,7 +88,7 @@ class UnixRoute:
 
     def list(self, host: str, run: str) -> list[Label]:
         """All of the run."""
-        with self._talking(host) as link:
+        with self._talking(host, _READ_SECONDS) as link:
             answer = self._answer(host, link, messages.List(run=run))
             return answer.labels if isinstance(answer, Labels) else []
 
@@ -109,11 +111,19 @@ class UnixRoute:
             self._hang_up(host)
 
     @contextlib.contextmanager
-    def _talking(self, host: str) -> Iterator[socket.socket]:
+    def _talking(self, host: str, seconds: float | None = None) -> Iterator[socket.socket]:
         """A connection for one talk; one that breaks off is not used again, as nobody knows what would come next."""
         link = self._taken(host)
+        patience = self._peers.patience_seconds
+        link.settimeout(patience if seconds is None else min(seconds, patience))
         try:
             yield link
+        except TimeoutError:
+            link.close()
+            raise TimedOut(
+                f"the holder of {host} is there and does not answer",
+                fix="see whether it stands still; a holder that is ended is started again",
+            )
         except (OSError, ProtocolError) as failure:
             link.close()
             raise PeerAbsent(

@@ -1,28 +1,31 @@
-"""Which checkpoint to load, and from where: the newest step of all; of one step the disk's copy before the peers', the object store's last.
+"""Which checkpoint to load, and from where: the newest step of all; of one step the peers' copy before the disk's, the object store's last.
 
-The checkpointer tries the hops in their order until one proves whole. An object store that another run uploads into, or that does not answer while
-the disk or peers have something, is gone around with a warning. No torch.
+Peers that have another save of a step than the disk come behind everything else. The checkpointer tries the hops in their order until one proves
+whole. An object store that another run uploads into, or that does not answer while the disk or peers have something, is gone around with a warning.
+No torch.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
 
+from argosy.checkpoint import manifests
 from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.peers.recalls import PeerListing
 from argosy.checkpoint.tiers import claims
 from argosy.checkpoint.tiers.remotes import RemoteListing
 from argosy.checkpoint.tiers.settings import Objects
-from argosy.errors import HomeError, TimedOut
+from argosy.errors import ArgosyError, HomeError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
 _PATIENCE_SECONDS = 120.0
-Tier = Literal["disk", "peers", "objects"]
+Tier = Literal["peers", "disk", "objects"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
+"""In the order in which copies of one step are tried."""
 
 
 class Hop(msgspec.Struct, frozen=True):
@@ -32,10 +35,10 @@ class Hop(msgspec.Struct, frozen=True):
     source: Tier = "disk"
 
 
-def order(steps: Mapping[Tier, Sequence[int]]) -> list[Hop]:
-    """Newest first; of equals the tier that costs others least."""
+def order(steps: Mapping[Tier, Sequence[int]], odd: Collection[int] = ()) -> list[Hop]:
+    """Newest first, of equals by tier; of `odd` steps peers have another save than the disk, which is not to be preferred to it."""
     found = [Hop(step, tier) for tier in TIERS for step in steps.get(tier, ())]
-    return sorted(found, key=lambda hop: -hop.step)
+    return sorted(found, key=lambda hop: (-hop.step, hop.source == "peers" and hop.step in odd))
 
 
 class Chain:
@@ -52,6 +55,8 @@ class Chain:
             if objects is None
             else RemoteListing.of(objects, patience_seconds=_PATIENCE_SECONDS)
         )
+        self._is_adoptable = False
+        """Whether the store is new and may go on with the object store's prefix."""
 
     @property
     def is_disk_alone(self) -> bool:
@@ -63,16 +68,20 @@ class Chain:
         if self.is_disk_alone:
             return order({"disk": self._disk.steps()}) if step is None else [Hop(step)]
         steps: dict[Tier, Sequence[int]] = {"disk": self._disk.steps()}
+        odd: list[int] = []
         if self._peers is not None:
-            steps["peers"] = self._peers.steps()
+            saves = self._peers.saves()
+            steps["peers"] = sorted(saves)
+            odd = [one for one in steps["disk"] if one in saves and self._differs(one, saves[one])]
         if self._remote is not None:
             steps["objects"] = self._in_objects(steps)
-        found = order(steps)
+        found = order(steps, odd)
         if not found and self._peers is not None:
             self._peers.check_nothing_lost()
-        if step is None:
-            return found
-        return [hop for hop in found if hop.step == step] or [Hop(step)]
+        if step is not None:
+            found = [hop for hop in found if hop.step == step] or [Hop(step)]
+        _LOG.info("to be tried, in this order: %s", ", ".join(map(self._words, found)) or "nothing")
+        return found
 
     def listing_of(self, hop: Hop) -> Listing:
         """Where a hop leads."""
@@ -82,9 +91,15 @@ class Chain:
         return self._disk if hop.source == "disk" else self.remote
 
     def took(self, hop: Hop) -> None:
-        """A state was loaded from there: a store without checkpoints of its own goes on with that prefix."""
-        if hop.source == "objects" and not self._disk.steps():
+        """A state was loaded from there: a store without checkpoints of its own goes on with what it had in the object store."""
+        if hop.source == "disk" or not self._is_adoptable or self._disk.steps():
+            return
+        try:
             claims.adopt(self.remote.bucket, self._disk.path)
+        except ArgosyError as failure:
+            if hop.source == "objects":
+                raise
+            _LOG.warning("nothing will be uploaded to %s: %s", self.remote.where, failure)
 
     @property
     def remote(self) -> RemoteListing:
@@ -93,6 +108,7 @@ class Chain:
         return self._remote
 
     def _in_objects(self, elsewhere: Mapping[Tier, Sequence[int]]) -> list[int]:
+        self._is_adoptable = False
         try:
             steps = self.remote.steps()
             owner = ""
@@ -109,4 +125,19 @@ class Chain:
         if owner:
             _LOG.warning("%s is not loaded from: it belongs to %s", self.remote.where, owner)
             return []
+        self._is_adoptable = bool(steps) and not elsewhere["disk"]
         return steps
+
+    def _differs(self, step: int, mark: int) -> bool:
+        """Whether the disk has another save of a step than the one of this mark; one that cannot be told is no reason to prefer it."""
+        try:
+            with self._disk.folder(step) as folder:
+                is_other = manifests.crc_of(folder.manifest_bytes) != mark
+        except ArgosyError:
+            return False
+        if is_other:
+            _LOG.warning("peers have another save of step %d than %s", step, self._disk.where)
+        return is_other
+
+    def _words(self, hop: Hop) -> str:
+        return f"step {hop.step} of {self.listing_of(hop).where}"
