@@ -108,6 +108,10 @@ class _Preface(msgspec.Struct):
     writer: str = ""
 
 
+# Made here: what a type is made of is looked up at its first use, which two threads must not do at once.
+_MANIFEST, _PREFACE = msgspec.json.Decoder(Manifest), msgspec.json.Decoder(_Preface)
+
+
 def encode(manifest: Manifest) -> bytes:
     """The bytes of MANIFEST.json."""
     body = msgspec.json.encode(manifest)[:-1]
@@ -129,7 +133,7 @@ def decode(data: bytes, what: str = "the manifest") -> Manifest:
     is_whole = tail is not None and checksums.of_bytes(body) == int(tail[1])
     _check_preface(data, what, is_whole)
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = _MANIFEST.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as failure:
         raise _damaged(what, f"cannot be read: {failure}")
     validate(manifest, what)
@@ -138,7 +142,7 @@ def decode(data: bytes, what: str = "the manifest") -> Manifest:
 
 def _check_preface(data: bytes, what: str, is_whole: bool) -> None:
     try:
-        preface = msgspec.json.decode(data, type=_Preface)
+        preface = _PREFACE.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         preface = _Preface()
     if preface.format == names.FORMAT and (preface.version > names.VERSION or preface.requires):

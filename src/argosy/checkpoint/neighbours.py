@@ -23,6 +23,8 @@ from argosy.checkpoint.windows import Block, Window
 from argosy.errors import ArenaGone, NoRoom
 
 _LOG = logging.getLogger("argosy.checkpoint")
+# Made here: what a type is made of is looked up at its first use, which two threads must not do at once.
+_OFFERS, _WANTED = msgspec.msgpack.Decoder(Offer), msgspec.msgpack.Decoder(Wanted)
 PATIENCE_SECONDS = 1.0
 """For one that has not said what it wants: ranks that load together come within milliseconds of each other."""
 NUM_BLOCKS = 4
@@ -213,7 +215,7 @@ class Visit:
         def hear() -> int:
             for place in readers:
                 if place not in offers and (data := self._find(place, "/offer")) is not None:
-                    offers[place] = msgspec.msgpack.decode(data, type=Offer)
+                    offers[place] = _OFFERS.decode(data)
             return len(readers) - len(offers)
 
         self._wait(hear, 2 * self._neighbours.patience_seconds)
@@ -244,7 +246,7 @@ class Visit:
                 continue
             data = self._find(place, "")
             if data is not None:
-                self._others[place] = msgspec.msgpack.decode(data, type=Wanted)
+                self._others[place] = _WANTED.decode(data)
         return count - 1 - len(self._others)
 
     def _wait(self, hear: Callable[[], int], seconds: float) -> int:

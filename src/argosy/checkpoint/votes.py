@@ -53,6 +53,10 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     written: tuple[Written, ...]
 
 
+# Made here: what a type is made of is looked up at its first use, which two threads must not do at once.
+_SAID, _VOTE = msgspec.json.Decoder(Said), msgspec.json.Decoder(Vote)
+
+
 class Common(msgspec.Struct, frozen=True, kw_only=True):
     """The save as all see it."""
 
@@ -141,12 +145,12 @@ def encode(value: msgspec.Struct) -> bytes:
 
 def decode_said(data: Sequence[bytes]) -> list[Said]:
     """From the board, in the order of ranks: so every process merges alike."""
-    return [msgspec.json.decode(one, type=Said) for one in data]
+    return [_SAID.decode(one) for one in data]
 
 
 def decode_votes(data: Sequence[bytes]) -> list[Vote]:
     """From the board."""
-    return [msgspec.json.decode(one, type=Vote) for one in data]
+    return [_VOTE.decode(one) for one in data]
 
 
 def keys_of(size: int) -> list[str]:

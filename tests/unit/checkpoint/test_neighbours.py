@@ -80,7 +80,7 @@ def loader(neighbour, needs=NEEDS, read=lambda number, block: None, met=lambda: 
 
 def test_the_first_reads_and_the_others_take_every_time():
     board = Board()
-    ranks = [Neighbours(board, "h") for _ in range(3)]
+    ranks = [Neighbours(board, "h", patience_seconds=20.0) for _ in range(3)]
     for _ in range(2):
         first, second, third = together(*map(loader, ranks))
         assert first == [("gave", 0)]
@@ -107,7 +107,7 @@ def test_other_hosts_and_a_store_that_is_gone_mean_reading_alone():
 
 def test_one_that_fails_to_read_lets_the_others_read_for_themselves():
     board = Board()
-    ranks = [Neighbours(board, "h") for _ in range(2)]
+    ranks = [Neighbours(board, "h", patience_seconds=20.0) for _ in range(2)]
 
     has_met = threading.Event()
 
@@ -124,7 +124,7 @@ def test_one_that_fails_to_read_lets_the_others_read_for_themselves():
 
 def test_one_that_fails_beside_it_does_not_hold_the_reader_up():
     board = Board()
-    ranks = [Neighbours(board, "h") for _ in range(2)]
+    ranks = [Neighbours(board, "h", patience_seconds=20.0) for _ in range(2)]
     needs = {"a": Need(np.arange(48), CHUNK, 48 * CHUNK)}
 
     def fail():
