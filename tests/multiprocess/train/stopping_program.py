@@ -52,7 +52,8 @@ def main(run, config):
         first_hang_seconds=0.3,
         checkpoints=ar.Checkpoints(every=2) if config.case == "twice" else ar.Checkpoints(),
     )
-    for step in trainer.steps(STEPS):
+    # Each failure may cost several steps: who comes back late finds them done by the other.
+    for step in trainer.steps(10 * STEPS if config.case == "raise" else STEPS):
         step()
         if step.index == 4:
             if config.case == "break":
