@@ -126,11 +126,14 @@ def patient(group):
 
 
 def seated(rank, seat):
-    """A group in which rank 0 has the first place of its host: it reads the first stretch."""
+    """A group in which rank 0 has the first place of its host: it reads the first stretch. All have come when it returns."""
     if rank:
         wait_for(seat)
     group = groups.of_process(seconds=20)
     seat.touch()
+    own = group.neighbours
+    while own.roll.enlisted(own.host) < dist.get_world_size():
+        time.sleep(0.005)
     return group
 
 
