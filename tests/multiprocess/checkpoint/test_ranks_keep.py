@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401
@@ -32,21 +31,6 @@ class Net(torch.nn.Module):
         self.head = torch.nn.Parameter(torch.zeros(40_000))
         self.register_buffer("mine", torch.full((3_000_000,), float(rank)))
         self.register_buffer("own", torch.full((3_000_000,), float(rank)))
-
-
-@pytest.fixture
-def ranks(forked):
-    import torch._dynamo  # DTensor imports it at first use: once here instead of once per fork
-
-    def run(size, body, name="job"):
-        def join(rank, directory):
-            torch.set_num_threads(1)
-            store = dist.FileStore(str(directory / "store"), size)
-            dist.init_process_group("fake", store=store, rank=rank, world_size=size)
-
-        return forked(size, lambda rank, _: body(rank), join, name)
-
-    return run
 
 
 def test_ranks_link_what_none_of_them_changed_and_never_mix_replicas(ranks, tmp_path):

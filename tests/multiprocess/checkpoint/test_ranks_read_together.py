@@ -20,21 +20,6 @@ ROWS = 3072
 """With 1,024 columns of float32: 12 MiB."""
 
 
-@pytest.fixture
-def ranks(forked):
-    import torch._dynamo  # DTensor imports it at first use: once here instead of once per fork
-
-    def run(size, body, name="job"):
-        def join(rank, directory):
-            torch.set_num_threads(1)
-            store = dist.FileStore(str(directory / "store"), size)
-            dist.init_process_group("fake", store=store, rank=rank, world_size=size)
-
-        return forked(size, lambda rank, _: body(rank), join, name)
-
-    return run
-
-
 def values(seed, rows=ROWS):
     return torch.arange(rows * 1024, dtype=torch.float32).mul(seed).reshape(rows, 1024)
 
