@@ -3,9 +3,14 @@
 import os
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from argosy.control.home import look_at_cluster
+from argosy.control.submission import controller_client
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.faults]
 
@@ -90,6 +95,32 @@ def test_a_killed_keeper_leaves_no_descendant_and_restart_policies_apply(cluster
         "a new generation runs",
     )
     assert cluster.view(run)["roles"][0]["generation"] == 2
+
+
+def test_questions_are_answered_whatever_part_dies(cluster, monkeypatch):
+    cluster.argosy("up")
+    monkeypatch.setenv("ARGOSY_HOME", str(cluster.home))
+    found = look_at_cluster()
+    is_over = threading.Event()
+
+    def ask():
+        while not is_over.is_set():
+            assert controller_client(found).get("/v1/status")["version"]
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            for part in ("keeper", "controller", "agent", "keeper"):
+                old = cluster.wait_until(lambda part=part: cluster.pids().get(part), part)
+                os.kill(old, signal.SIGKILL)
+                cluster.wait_until(
+                    lambda part=part, old=old: cluster.pids().get(part) not in (None, old),
+                    f"a new {part}",
+                )
+        finally:
+            is_over.set()
+    for each in asking:
+        each.result()
 
 
 def test_nothing_of_a_run_survives_stop(cluster, tmp_path):

@@ -44,6 +44,11 @@ def parts_of(cluster: Cluster) -> dict[str, Seen]:
     return found
 
 
+def has_living_parts(cluster: Cluster) -> bool:
+    """Whether a part is alive and not stopped: each of them brings the others back."""
+    return any(seen.state not in _STOPPED for seen in parts_of(cluster).values())
+
+
 def resume_parts(cluster: Cluster) -> None:
     """Let every stopped part go on."""
     for seen in parts_of(cluster).values():

@@ -239,14 +239,24 @@ def await_controller(cluster: Cluster, *, with_host: bool = False) -> dict[str, 
 
 
 def controller_client(cluster: Cluster) -> Client:
-    """Asks this cluster's controller, and looks for a stopped part when no answer comes."""
+    """Asks this cluster's controller, looks for a stopped part when no answer comes, and waits for one that is being replaced."""
 
     def look_for_stopped() -> None:
         from argosy.control.stalled import check_parts
 
         check_parts(cluster)
 
-    return Client(cluster.http_socket, timeout_seconds=UP_SECONDS, on_silence=look_for_stopped)
+    def is_coming() -> bool:
+        from argosy.control.stalled import has_living_parts
+
+        return has_living_parts(cluster)
+
+    return Client(
+        cluster.http_socket,
+        timeout_seconds=UP_SECONDS,
+        on_silence=look_for_stopped,
+        is_coming=is_coming,
+    )
 
 
 def reach(client: Client, ask: Callable[[], Any]) -> Any:
