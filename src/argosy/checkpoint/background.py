@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -66,45 +67,46 @@ class Background:
         self._users: list[SaveHandle | None] = [None, None]
         self._next = 0
         self._making = threading.Lock()
-        self._thread: threading.Thread | None = None
+        # One thread for all saves, waited for when the script ends: a save that was asked for right before that is staged first.
+        # A new one for each would take the interpreter from its maker at once, for as long as it plans.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="argosy-snapshot")
         self._handles: list[SaveHandle] = []
         self._said = ""
 
     def save(
         self,
-        prepared: Prepared,
+        prepare: Callable[[], Prepared],
+        copy: Copy,
         handle: SaveHandle,
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        """Take a snapshot and have it written; when this returns everything but what an optimizer's step changes may change."""
+        """Take a snapshot and have it written; when this returns everything but what an optimizer's step changes may change.
+
+        Of a state that was captured nothing more is done here than to begin.
+        """
         place = self._next
-        self._next = 1 - self._next
-        try:
-            self._wait_free(place)
-            places, num_bytes = slots.places_of(prepared.duties)
-            copy = Copy(
-                prepared.outline.image,
-                prepared.book.entries,
-                prepared.duties,
-                places,
-                optimizers=optimizers,
-                mode=self._writing.snapshot,
-            )
-        except BaseException as failure:
-            together.give_up(prepared.staging, self._group, failure)
-            raise
+        self._wait_free(place)
+        task = _Task(prepare, handle, copy, place)
+        if not copy.is_captured:
+            self._plan(task)
+        self._next = 1 - place
         handle.how = copy.how
-        handle.total_bytes = sum(duty.stop - duty.start for duty in prepared.duties)
         self._say_how(copy)
         self._users[place] = handle
         self._handles.append(handle)
         self._gates.guard(optimizers, copy)
-        task = _Task(prepared, handle, copy, place, places, num_bytes)
-        # Not a daemon: a script that ends right after this has its save staged first.
-        self._thread = threading.Thread(target=self._run, args=(task,), name="argosy-snapshot")
-        self._thread.start()
+        self._thread.submit(self._run, task)
         if not copy.is_all_late:
             (copy.is_released if copy.how == "gated" else copy.is_over).wait()
+
+    def _plan(self, task: _Task) -> None:
+        """Up to the first byte; what goes wrong leaves nothing behind."""
+        prepared = task.prepare()
+        try:
+            task.planned(prepared)
+        except BaseException as failure:
+            together.give_up(prepared.staging, self._group, failure)
+            raise
 
     def wait_copied(self) -> None:
         """Until nothing of the state is being read any more."""
@@ -129,8 +131,7 @@ class Background:
     def close(self) -> None:
         """After `wait`: give hooks, memory and the writer back."""
         self._gates.open()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.shutdown()
         self._writer.close()
         for slot in self._slots:
             if slot is not None:
@@ -155,7 +156,14 @@ class Background:
             user.settle()  # the next call says what went wrong
 
     def _run(self, task: _Task) -> None:
-        """In a thread: copy, hand over; or write here."""
+        """In the thread: plan what was only captured, copy, hand over; or write here."""
+        if task.copy.is_captured:
+            try:
+                self._plan(task)
+            except BaseException as failure:  # noqa: BLE001
+                task.copy.end()
+                self._failed(task, failure)
+                return
         try:
             slot = self._slot(task)
             if slot is None:
@@ -259,8 +267,9 @@ class Background:
                 task.prepared.staging.leave()
             self._failed(task, failure)
 
-    def _write_here(self, task: _Task, source: Source) -> None:
+    def _write_here(self, task: _Task, source: Source | None) -> None:
         prepared = task.prepared
+        assert source is not None
         is_in_place = source is task.copy.source
         data = together.write(
             prepared.staging,
@@ -302,19 +311,22 @@ class Background:
 class _Task:
     """One save on its way."""
 
+    prepared: Prepared
+    places: list[int]
+    num_bytes: int
+
     def __init__(
-        self,
-        prepared: Prepared,
-        handle: SaveHandle,
-        copy: Copy,
-        place: int,
-        places: list[int],
-        num_bytes: int,
+        self, prepare: Callable[[], Prepared], handle: SaveHandle, copy: Copy, place: int
     ) -> None:
-        self.prepared = prepared
+        self.prepare = prepare
         self.handle = handle
         self.copy = copy
         self.place = place
-        self.places = places
-        self.num_bytes = num_bytes
-        self.step = prepared.outline.facts.step
+        self.step = handle.step
+
+    def planned(self, prepared: Prepared) -> None:
+        """What is copied whither is known now."""
+        self.prepared = prepared
+        self.places, self.num_bytes = slots.places_of(prepared.duties)
+        self.handle.total_bytes = sum(duty.stop - duty.start for duty in prepared.duties)
+        self.copy.plan(prepared.outline.image, prepared.book.entries, prepared.duties, self.places)

@@ -21,8 +21,10 @@ from argosy.move.placements import Pieces, local_of
 class Book:
     """What a save or a load has found so far."""
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, *, instead: Mapping[int, torch.Tensor] | None = None) -> None:
+        """`instead` has copies that were set aside, by the identity of the tensors whose bytes they have."""
         self.rank = rank
+        self._instead = instead or {}
         self.entries: list[Entry] = []
         self.aliases: dict[str, str] = {}
         self.values: dict[str, Any] = {}
@@ -45,6 +47,7 @@ class Book:
             if first != name:
                 self.aliases[name] = first
                 return
+        value = self._instead.get(id(value), value)
         self.entries.append(entry_of(name, value, kind, is_destination=is_destination))
 
     def store(self, path: str, value: Any, kind: Kind = "extra") -> dict[str, Any] | None:

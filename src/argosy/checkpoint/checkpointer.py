@@ -19,9 +19,11 @@ from argosy.checkpoint import commits, groups, manifests, names, records, saving
 from argosy.checkpoint.background import Background, Writing
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.books import Book
+from argosy.checkpoint.captures import capture
 from argosy.checkpoint.catalogue import Catalogue
 from argosy.checkpoint.cleaning import Cleaner
 from argosy.checkpoint.commits import Store
+from argosy.checkpoint.guards import Guards
 from argosy.checkpoint.handles import SaveHandle, Stage
 from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.loading import Loaded, Rules, load
@@ -33,6 +35,7 @@ from argosy.checkpoint.records import Facts
 from argosy.checkpoint.registry import parts_of
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.schedules import Schedule
+from argosy.checkpoint.snapshots import Copy
 from argosy.checkpoint.tiers.chain import Chain, Hop
 from argosy.checkpoint.tiers.orders import Failed, Uploaded
 from argosy.checkpoint.tiers.senders import Senders
@@ -199,14 +202,8 @@ class Checkpointer:
         try:
             store = self._opened_store()
             if not wait:
-                prepared = saving.prepare(
-                    store, facts, gather, self._group, self._settings, self._plans
-                )
                 handle = SaveHandle(step, path)
-                optimizers = [
-                    one for one in state.values() if isinstance(one, torch.optim.Optimizer)
-                ]
-                self._saves().save(prepared, handle, optimizers)
+                self._save_beside(facts, state, streams, gather, handle)
                 self._schedule.saved(time.monotonic() - begun)
                 return handle
             data = saving.save_together(store, facts, gather, self._group, self._settings)
@@ -217,6 +214,30 @@ class Checkpointer:
         self._become_durable(step, crc32c, begun)
         self._schedule.saved(time.monotonic() - begun)
         return path
+
+    def _save_beside(
+        self,
+        facts: Facts,
+        state: Mapping[str, Any],
+        streams: bool,
+        gather: Callable[[], Book],
+        handle: SaveHandle,
+    ) -> None:
+        """Begin a save that goes on beside training."""
+        store = self._opened_store()
+        optimizers = [one for one in state.values() if isinstance(one, torch.optim.Optimizer)]
+        guards = Guards(optimizers if self._writing.snapshot != "blocking" else ())
+        captured = capture(parts_of(state, with_streams=streams), guards, self._group.rank)
+        if captured is not None:
+            self._lock()
+            store.check_absent(facts.step)
+            gather = captured.book
+
+        def prepare() -> saving.Prepared:
+            return saving.prepare(store, facts, gather, self._group, self._settings, self._plans)
+
+        copy = Copy(guards, is_captured=captured is not None)
+        self._saves().save(prepare, copy, handle, optimizers)
 
     def _become_durable(self, step: int, crc32c: int | None, begun: float) -> None:
         """Also in the threads of saves that go on beside training."""

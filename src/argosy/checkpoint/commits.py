@@ -80,11 +80,7 @@ class Store:
     def stage(self, step: int, nonce: str | None = None) -> Staging:
         """A new staging directory; with a nonce, the one that all ranks of a save share."""
         name = names.staging_name(step, nonce or secrets.token_hex(6))
-        if (self.path / names.step_name(step)).exists():
-            raise ConfigError(
-                f"{self.path / names.step_name(step)} exists: a checkpoint is never overwritten",
-                fix="save another step, or remove that checkpoint first",
-            )
+        self.check_absent(step)
         try:
             os.mkdir(name, 0o755, dir_fd=self.fd)
         except FileExistsError:
@@ -93,6 +89,14 @@ class Store:
         except OSError as failure:
             raise directio.disk_error(failure, f"{self.path / name} cannot be made")
         return Staging(self, step, name, self._files)
+
+    def check_absent(self, step: int) -> None:
+        """ConfigError when there is such a checkpoint already."""
+        if os.path.exists(f"{self.path}/{names.step_name(step)}"):
+            raise ConfigError(
+                f"{self.path / names.step_name(step)} exists: a checkpoint is never overwritten",
+                fix="save another step, or remove that checkpoint first",
+            )
 
     def remove(self, step: int) -> None:
         """Delete a checkpoint: first its name, then its files, so that a crash leaves nothing that looks like one."""

@@ -5,12 +5,14 @@ The module under `model` keeps its plain names, so that other programs read its 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 
 from argosy.checkpoint import trees
 from argosy.checkpoint.books import Book, decoded
+from argosy.checkpoint.captures import Later, NotTaken, Taken
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Opened
 from argosy.move.placements import Pieces
@@ -27,6 +29,20 @@ class ModuleState:
         self._prefix = "" if key == MODEL else f"{key}/"
         self._module = unwrapped(module)
         self._extra: Any = None
+
+    def take(self, taken: Taken) -> Later:
+        """The same tensors without asking the modules, where none makes state of its own."""
+        found = [(name, value, kind_of(value)) for name, value in plain_tensors(self._module)]
+        for _, value, _ in found:
+            taken.tensor(value)
+
+        def write(book: Book) -> None:
+            for name, value, kind in found:
+                book.add(self._prefix + name, value, kind)
+                if isinstance(value, torch.nn.Parameter):
+                    book.parameters.setdefault(id(value), self._prefix + name)
+
+        return write
 
     def gather(self, book: Book) -> None:
         """Everything of state_dict(), under the module's own names."""
@@ -61,6 +77,34 @@ class ModuleState:
     def _name_parameters(self, book: Book) -> None:
         for name, parameter in self._module.named_parameters():
             book.parameters.setdefault(id(parameter), self._prefix + name)
+
+
+def plain_tensors(module: torch.nn.Module, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
+    """What state_dict() gives, in its order and many times faster; NotTaken where a module has a say in that."""
+    if (
+        not _is_plain(type(module))  # type: ignore[arg-type]
+        or module._state_dict_hooks
+        or module._state_dict_pre_hooks
+        or "state_dict" in module.__dict__
+    ):
+        raise NotTaken
+    hidden = module._non_persistent_buffers_set
+    own = [
+        *module._parameters.items(),
+        *(pair for pair in module._buffers.items() if pair[0] not in hidden),
+    ]
+    found = [(prefix + name, value) for name, value in own if value is not None]
+    for name, child in module._modules.items():
+        if child is not None:
+            found += plain_tensors(child, f"{prefix}{name}.")
+    return found
+
+
+@cache
+def _is_plain(kind: type) -> bool:
+    """Whether modules of a class leave their state to torch."""
+    methods = ("state_dict", "_save_to_state_dict", "get_extra_state")
+    return all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in methods)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

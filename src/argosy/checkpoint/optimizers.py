@@ -12,6 +12,8 @@ import torch
 
 from argosy.checkpoint import trees
 from argosy.checkpoint.books import Book, decoded
+from argosy.checkpoint.captures import Later, Leaves, NotTaken, Taken
+from argosy.checkpoint.guards import Members, members_of
 from argosy.checkpoint.opened import Opened
 from argosy.errors import ConfigError, MismatchError
 from argosy.move.placements import buffers, is_dtensor, like
@@ -28,14 +30,32 @@ class OptimizerState:
 
     def gather(self, book: Book) -> None:
         """`key/parameter/member` for tensors, the rest in the tree."""
+        settings = [
+            trees.encode(settings_of(group), book.store, f"{self._key}/group-{place}")
+            for place, group in enumerate(self._optimizer.param_groups)
+        ]
+        self._write(book, settings, members_of(self._optimizer))
+
+    def take(self, taken: Taken) -> Later:
+        """Settings as they are now: a scheduler may change them before the next step."""
+        leaves = Leaves(taken)
+        settings = [
+            trees.encode(settings_of(group), leaves.note, f"{self._key}/group-{place}")
+            for place, group in enumerate(self._optimizer.param_groups)
+        ]
+        members = taken.guards.members(self._optimizer)
+        for _, own in (pair for group in members for pair in group):
+            for value in own.values():
+                if type(value) not in _SIMPLE:
+                    raise NotTaken
+        return lambda book: self._write(book, leaves.give(book, settings), members)
+
+    def _write(self, book: Book, settings: list[dict[str, Any]], members: list[Members]) -> None:
         groups, numbers, tensors = [], {}, {}
-        for place, group in enumerate(self._optimizer.param_groups):
-            own = self._names(book, place, group)
-            settings = {name: value for name, value in group.items() if name not in STRUCTURE}
-            path = f"{self._key}/group-{place}"
-            groups.append({**trees.encode(settings, book.store, path), "parameters": own})
-            for name, parameter in zip(own, group["params"], strict=True):
-                state = self._optimizer.state.get(parameter)
+        for place, group in enumerate(members):
+            own = self._names(book, place, [parameter for parameter, _ in group])
+            groups.append({**settings[place], "parameters": own})
+            for name, (_, state) in zip(own, group, strict=True):
                 if not state:
                     continue
                 kept, plain = [], {}
@@ -60,7 +80,8 @@ class OptimizerState:
             )
         by_name: dict[str, torch.Tensor] = {}
         for place, group in enumerate(self._optimizer.param_groups):
-            by_name |= zip(self._names(book, place, group), group["params"], strict=True)
+            parameters = group["params"]
+            by_name |= zip(self._names(book, place, parameters), parameters, strict=True)
         stored = {name for group in tree["groups"] for name in group["parameters"]}
         odd = sorted(stored ^ set(by_name))
         if odd:
@@ -101,11 +122,11 @@ class OptimizerState:
             group.update(settings)
         return self._optimizer
 
-    def _names(self, book: Book, place: int, group: dict[str, Any]) -> list[str]:
+    def _names(self, book: Book, place: int, parameters: list[torch.Tensor]) -> list[str]:
         """The model's names; a parameter of no saved model is called by its place."""
         found = [
             book.parameters.get(id(parameter), f"group-{place}.{index}")
-            for index, parameter in enumerate(group["params"])
+            for index, parameter in enumerate(parameters)
         ]
         if len(set(found)) != len(found):
             raise ConfigError(
@@ -117,6 +138,12 @@ class OptimizerState:
 
 STRUCTURE = ("params", "param_names")
 """Keys of a parameter group that are no settings."""
+_SIMPLE = (torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None))
+
+
+def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """All of a parameter group but its parameters."""
+    return {name: value for name, value in group.items() if name not in STRUCTURE}
 
 
 def _matched(

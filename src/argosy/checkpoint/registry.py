@@ -15,6 +15,7 @@ import torch
 
 from argosy.checkpoint import streams, trees
 from argosy.checkpoint.books import Book, Part, decoded
+from argosy.checkpoint.captures import Later, Leaves, Taken
 from argosy.checkpoint.modules import ModuleState
 from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.optimizers import OptimizerState
@@ -43,9 +44,18 @@ class TreeState:
 
     def gather(self, book: Book) -> None:
         """Encoded; tensors in it are entries of class `extra`."""
-        path = f"{self._key}/rank-{book.rank:05d}" if self._is_per_rank else self._key
-        values = book.own_values if self._is_per_rank else book.values
-        values[self._key] = trees.encode(_state_of(self._value), book.store, path)
+        tree = trees.encode(_state_of(self._value), book.store, self._path(book.rank))
+        self._values(book)[self._key] = tree
+
+    def take(self, taken: Taken) -> Later:
+        """Encoded now; tensors are set aside."""
+        leaves = Leaves(taken)
+        tree = trees.encode(_state_of(self._value), leaves.note, self._path(taken.rank))
+
+        def write(book: Book) -> None:
+            self._values(book)[self._key] = leaves.give(book, tree)
+
+        return write
 
     def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
         """Decoded; tensors that are there already are filled where they are, in whatever layout."""
@@ -56,8 +66,8 @@ class TreeState:
                 book.add(tree["$tensor"], self._value, "extra", is_destination=True)
             self._loaded = self._value
             return
-        path = f"{self._key}/rank-{book.rank:05d}" if self._is_per_rank else self._key
-        self._loaded = decoded(tree, book, opened, _tensors_in(self._value, path))
+        existing = _tensors_in(self._value, self._path(book.rank))
+        self._loaded = decoded(tree, book, opened, existing)
 
     def finish(self) -> Any:
         """Given to the object, or put into the container."""
@@ -72,6 +82,29 @@ class TreeState:
         elif isinstance(value, MutableSequence) and isinstance(loaded, list):
             value[:] = loaded
         return loaded
+
+    def _path(self, rank: int) -> str:
+        return f"{self._key}/rank-{rank:05d}" if self._is_per_rank else self._key
+
+    def _values(self, book: Book) -> dict[str, Any]:
+        return book.own_values if self._is_per_rank else book.values
+
+
+class StreamsState(TreeState):
+    """The process's own random streams."""
+
+    def __init__(self) -> None:
+        super().__init__(STREAMS, streams.Process(), is_per_rank=True)
+
+    def take(self, taken: Taken) -> Later:
+        """Their states are copies already: they are encoded later."""
+        states, path = streams.now(), self._path(taken.rank)
+
+        def write(book: Book) -> None:
+            tree = trees.encode(streams.described(states), book.store, path)
+            self._values(book)[STREAMS] = tree
+
+        return write
 
 
 def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str, Part]:
@@ -98,7 +131,7 @@ def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str
             later[key] = TreeState(key, value)
     found |= later
     if with_streams:
-        found[STREAMS] = TreeState(STREAMS, streams.Process(), is_per_rank=True)
+        found[STREAMS] = StreamsState()
     return found
 
 

@@ -12,23 +12,22 @@ import time
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
 
 import torch
 
+from argosy.checkpoint.captures import MOST_CLONED_BYTES
 from argosy.checkpoint.entries import Entry
 from argosy.checkpoint.gathering import TensorSource
+from argosy.checkpoint.guards import Guards, version_of
 from argosy.checkpoint.layouts import FileImage, Image
 from argosy.checkpoint.shares import HEADER, Duty
 from argosy.errors import ArgosyError
-from argosy.move.placements import local_of
 
 Mode = Literal["auto", "gated", "blocking"]
-MOST_CLONED_BYTES = 64 << 20
-"""What may change at once is set aside when it is little; more is copied to its place before `save` returns."""
 
 
 class SnapshotTorn(ArgosyError):
@@ -36,38 +35,24 @@ class SnapshotTorn(ArgosyError):
 
 
 class Copy:
-    """One copy of a state into memory that is laid out by duties; several threads may work on it."""
+    """One copy of a state into memory that is laid out by duties; several threads may work on it.
 
-    def __init__(
-        self,
-        image: Image,
-        entries: Sequence[Entry],
-        duties: Sequence[Duty],
-        places: Sequence[int],
-        *,
-        optimizers: Iterable[torch.optim.Optimizer] = (),
-        mode: Mode = "auto",
-    ) -> None:
-        guarded = _guarded_memory(optimizers) if mode != "blocking" else set[int]()
-        safe = {entry.name for entry in entries if _is_guarded(entry, guarded)}
-        kept, cloned = _set_aside(entries, safe)
-        self._watched = [
-            (entry.name, buffer, buffer._version)
-            for entry in entries
-            if entry.name in safe
-            for buffer in entry.buffers
-            if not buffer.is_inference()
-        ]
-        self.source = TensorSource(image, kept)
-        self._duties = duties
-        self._places = places
-        late = _untouched(image, duties, safe | cloned) if safe else set[int]()
-        self._early = deque(one for one in range(len(duties)) if one not in late)
-        self._late = deque(sorted(late))
-        self.how = "gated" if late else "blocking"
-        self.is_all_late = not self._early
+    It is planned before it runs: in the call, or later where all that may change at once was set aside in the call (`is_captured`).
+    """
+
+    def __init__(self, guards: Guards, *, is_captured: bool) -> None:
+        self._guards = guards
+        self.is_captured = is_captured
+        self.how: Literal["gated", "blocking"] = "gated"
+        self.is_all_late = is_captured
         """Whether `save` need not wait for any of it."""
-        self._left = len(duties)
+        self.source: TensorSource | None = None
+        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._duties: Sequence[Duty] = ()
+        self._places: Sequence[int] = ()
+        self._early: deque[int] = deque()
+        self._late: deque[int] = deque()
+        self._left = 0
         self._lock = threading.Lock()
         self._address: int | None = None
         self._is_ready = threading.Event()
@@ -79,6 +64,36 @@ class Copy:
         self.failure: BaseException | None = None
         self.waited_seconds = 0.0
         """How long training has waited for it."""
+
+    def plan(
+        self, image: Image, entries: Sequence[Entry], duties: Sequence[Duty], places: Sequence[int]
+    ) -> None:
+        """Say what is copied, and whither."""
+        if not self._guards.are_in_place:
+            raise SnapshotTorn(
+                "a parameter was given other memory before its snapshot was taken",
+                fix='wait for the save with handle.wait("staged") before that',
+            )
+        versions = self._guards.by_address()
+        safe = {entry.name for entry in entries if _is_guarded(entry, versions)}
+        self._watched = [
+            (entry.name, buffer, versions[buffer.data_ptr()])
+            for entry in entries
+            if entry.name in safe
+            for buffer in entry.buffers
+            if buffer.numel()
+        ]
+        if self.is_captured:
+            late = set(range(len(duties)))
+        else:
+            entries, cloned = _set_aside(entries, safe)
+            late = _untouched(image, duties, safe | cloned) if safe else set[int]()
+        self.source = TensorSource(image, entries)
+        self._duties, self._places, self._left = duties, places, len(duties)
+        self._early.extend(one for one in range(len(duties)) if one not in late)
+        self._late.extend(sorted(late))
+        self.how = "gated" if late else "blocking"
+        self.is_all_late = not self._early
 
     def run(self, address: int) -> None:
         """Copy everything; SnapshotTorn when something has changed meanwhile."""
@@ -96,7 +111,7 @@ class Copy:
     def check(self) -> None:
         """SnapshotTorn when a tensor is not as it was when the copy was asked for."""
         for name, buffer, version in self._watched:
-            if buffer._version != version:
+            if version_of(buffer) != version:
                 raise SnapshotTorn(
                     f"{name} was changed while its snapshot was taken, not by its optimizer's step",
                     fix='wait for the save with handle.wait("staged") before that, or save with snapshot="blocking"',
@@ -119,6 +134,7 @@ class Copy:
 
     def _work(self, numbers: deque[int]) -> None:
         assert self._address is not None
+        assert self.source is not None
         if not self._duties:
             self._are_copied.set()
         while True:
@@ -170,20 +186,7 @@ class Gates:
         self.wait()
 
 
-def _guarded_memory(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
-    """Addresses of what only an optimizer's step changes: its parameters and their state."""
-    found = set()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                values = [parameter, *optimizer.state.get(parameter, {}).values()]
-                for value in values:
-                    if isinstance(value, torch.Tensor) and value.numel():
-                        found.add(local_of(value).data_ptr())
-    return found
-
-
-def _is_guarded(entry: Entry, guarded: set[int]) -> bool:
+def _is_guarded(entry: Entry, guarded: Mapping[int, int]) -> bool:
     return bool(guarded) and all(
         not buffer.numel() or buffer.data_ptr() in guarded for buffer in entry.buffers
     )

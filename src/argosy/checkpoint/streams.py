@@ -11,17 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 
+Now = tuple[tuple[Any, ...], Any, torch.Tensor]
+
+
+def now() -> Now:
+    """The states of the default streams, python's, numpy's and torch's; nobody else has them."""
+    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+
+
+def described(states: Now) -> dict[str, Any]:
+    """As values."""
+    python, numpy, torchs = states
+    return {"python": state_of_python(python), "numpy": _plain(numpy), "torch": torchs}
+
 
 class Process:
     """The default streams of this process, as something with a state_dict."""
 
     def state_dict(self) -> dict[str, Any]:
         """python, numpy, torch."""
-        return {
-            "python": state_of_python(random.getstate()),
-            "numpy": _plain(np.random.get_state(legacy=False)),
-            "torch": torch.get_rng_state(),
-        }
+        return described(now())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the streams were."""

@@ -106,6 +106,19 @@ def _decode_word(word: str, content: Any, fetch: Fetch) -> Any:
     )
 
 
+def renamed(tree: Any, other: Mapping[str, str]) -> Any:
+    """The tree with other names for some of its tensors."""
+    if isinstance(tree, list):
+        return [renamed(one, other) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1:
+        ((word, content),) = tree.items()
+        if word in _NAMED:
+            return {word: other.get(content, content)}
+    return {key: renamed(one, other) for key, one in tree.items()}
+
+
 def write(values: Mapping[str, Any]) -> bytes:
     """The bytes of extra.json."""
     data = json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

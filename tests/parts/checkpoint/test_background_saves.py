@@ -3,17 +3,19 @@
 import errno
 import logging
 import os
+import random
 import threading
 
+import numpy
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, Writing, background
+from argosy.checkpoint import Checkpointer, Writing, background, saving
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.snapshots import SnapshotTorn
 from argosy.checkpoint.writer.client import WriterAbsent, WriterClient, wait_gone
-from argosy.errors import HomeError, NoRoom, TimedOut
+from argosy.errors import ConfigError, HomeError, NoRoom, TimedOut
 
 
 def trained():
@@ -108,6 +110,89 @@ def test_training_right_after_save_changes_nothing_in_it(store, base, snapshot, 
     own = [event.what for event in events if event.step == base + 31]
     assert own == ["requested", "staged", "durable"]
     assert f"snapshots are {handle.how}" in caplog.text
+
+
+@pytest.fixture
+def held_plans(monkeypatch):
+    """Saves are planned only when the test says so."""
+    let = threading.Event()
+    prepare = saving.prepare
+
+    def later(*arguments):
+        assert let.wait(30)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(saving, "prepare", later)
+    yield let
+    let.set()
+
+
+def test_what_changes_before_a_save_is_planned_is_saved_as_it_was(store, base, held_plans):
+    state = trained()
+    state["noise"] = torch.Generator().manual_seed(5)
+    state["words"] = numpy.arange(3.0)
+    tied = state["tied"] = {"weight": state["model"][0].weight, "own": torch.ones(2)}
+    held_plans.set()
+    with Checkpointer(store) as checkpointer:
+        checkpointer.save(base + 1, state)
+        held_plans.clear()
+        handle = checkpointer.save(base + 2, state, wait=False)
+        assert (handle.how, handle.stage) == ("gated", "requested")
+        state["model"](torch.randn(4, 300)).square().sum().backward()  # batch statistics change
+        state["optimizer"].param_groups[0]["lr"] = 7.0
+        state["optimizer"].state.clear()
+        state["progress"]["epoch"] = 9
+        tied["own"].zero_()
+        state["words"][:] = 0
+        random.random(), numpy.random.rand(), torch.rand(3, generator=state["noise"])
+        del state["model"][2]
+        held_plans.set()
+        handle.wait()
+        first, second = contents(checkpointer, base + 1), contents(checkpointer, base + 2)
+        assert_same(first, second)
+        with checkpointer.open(base + 1) as one, checkpointer.open(base + 2) as other:
+            assert one.manifest.aliases == other.manifest.aliases
+            assert torch.equal(other.value("tied")["weight"], first[0]["0.weight"])
+
+
+def test_a_parameter_with_other_memory_before_it_is_planned_fails_the_save(store, base, held_plans):
+    state = trained()
+    with Checkpointer(store) as checkpointer:
+        handle = checkpointer.save(base + 1, state, wait=False)
+        weight = state["model"][0].weight
+        weight.data = weight.data.clone()
+        held_plans.set()
+        with pytest.raises(SnapshotTorn, match="other memory"):
+            handle.wait()
+        train(state)
+        checkpointer.save(base + 2, state, wait=False).wait()
+    assert steps_from(store, base) == [2]
+
+
+def test_what_goes_wrong_in_a_plan_is_raised_by_the_handle_and_holds_nobody_up(
+    store, base, monkeypatch
+):
+    def fail(*arguments):
+        raise NoRoom("the disk has no room")
+
+    state = trained()
+    with Checkpointer(store) as checkpointer:
+        monkeypatch.setattr(saving, "prepare", fail)
+        handle = checkpointer.save(base + 1, state, wait=False)
+        train(state)
+        with pytest.raises(NoRoom):
+            handle.wait(timeout=30)
+        monkeypatch.undo()
+        checkpointer.save(base + 2, state, wait=False).wait()
+    assert steps_from(store, base) == [2]
+
+
+def test_a_step_that_exists_is_refused_by_the_call(store, base):
+    state = trained()
+    with Checkpointer(store) as checkpointer:
+        checkpointer.save(base + 1, state)
+        with pytest.raises(ConfigError, match="never overwritten"):
+            checkpointer.save(base + 1, state, wait=False)
 
 
 def test_the_optimizers_step_waits_until_everything_is_copied(store, base, held_slots):
@@ -276,5 +361,5 @@ def test_writing_is_public():
 def test_the_memory_of_the_second_slot_is_taken_before_it_is_needed(store, base):
     with Checkpointer(store) as checkpointer:
         checkpointer.save(base + 1, {"x": torch.ones(5)}, wait=False).wait(timeout=30)
-        checkpointer._background._thread.join(20)
+        checkpointer._background._thread.submit(lambda: None).result(20)
         assert None not in checkpointer._background._slots

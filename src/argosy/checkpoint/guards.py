@@ -1,0 +1,66 @@
+"""What only optimizers' steps change: their parameters and their state, with the versions that all of it has when a save is asked for.
+
+Such memory may be copied while forward and backward run. Whoever changes it by hand meanwhile is found by its version. Used by snapshots and captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from argosy.move.placements import local_of
+
+Members = list[tuple[torch.Tensor, dict[str, Any]]]
+"""Parameters with their state."""
+_NOTHING: dict[str, Any] = {}
+
+
+class Guards:
+    """The tensors of optimizers, as they are now."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
+        self._members = {id(one): members_of(one) for one in optimizers}
+        found: list[torch.Tensor] = []
+        for groups in self._members.values():
+            for parameter, state in (pair for group in groups for pair in group):
+                found.append(parameter)
+                found += [one for one in state.values() if isinstance(one, torch.Tensor)]
+        # All this is in the way of training, and a call for each tensor would be a good part of it.
+        plain = (torch.Tensor, torch.nn.Parameter)
+        self.tensors = [one if type(one) in plain else local_of(one) for one in found]
+        try:
+            self._versions = [one._version for one in self.tensors]
+        except RuntimeError:
+            self._versions = [version_of(one) for one in self.tensors]
+        self._addresses = [one.data_ptr() for one in self.tensors]
+
+    def members(self, optimizer: torch.optim.Optimizer) -> list[Members]:
+        """Parameters of each group with their state, as they were found."""
+        return self._members[id(optimizer)]
+
+    def by_address(self) -> dict[int, int]:
+        """Versions of what has memory."""
+        found = dict(zip(self._addresses, self._versions, strict=True))
+        found.pop(0, None)
+        return found
+
+    @property
+    def are_in_place(self) -> bool:
+        """Whether all of them still have the memory they had."""
+        return self._addresses == [one.data_ptr() for one in self.tensors]
+
+
+def members_of(optimizer: torch.optim.Optimizer) -> list[Members]:
+    """Parameters of each group with their state as it is now."""
+    states: Mapping[torch.Tensor, dict[str, Any]] = optimizer.state
+    return [
+        [(one, dict(states.get(one, _NOTHING))) for one in group["params"]]
+        for group in optimizer.param_groups
+    ]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Counts its changes; those that were made without a count have none."""
+    return 0 if tensor.is_inference() else tensor._version
