@@ -7,7 +7,7 @@ of it may change, is gathered in the call instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,13 @@ class Taken:
         self._guarded = set(map(id, guards.tensors))
         self._aside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._room = MOST_CLONED_BYTES
+
+    def tensors(self, values: Sequence[torch.Tensor]) -> None:
+        """Set aside those of them that something else than an optimizer's step may change."""
+        guarded = self._guarded
+        for value in values:
+            if id(value) not in guarded:
+                self.tensor(value)
 
     def tensor(self, value: torch.Tensor) -> None:
         """Set it aside, unless only an optimizer's step changes it."""

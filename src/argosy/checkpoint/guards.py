@@ -24,9 +24,10 @@ class Guards:
         self._members = {id(one): members_of(one) for one in optimizers}
         found: list[torch.Tensor] = []
         for groups in self._members.values():
-            for parameter, state in (pair for group in groups for pair in group):
-                found.append(parameter)
-                found += [one for one in state.values() if isinstance(one, torch.Tensor)]
+            for group in groups:
+                for parameter, state in group:
+                    found.append(parameter)
+                    found += [one for one in state.values() if isinstance(one, torch.Tensor)]
         # All this is in the way of training, and a call for each tensor would be a good part of it.
         plain = (torch.Tensor, torch.nn.Parameter)
         self.tensors = [one if type(one) in plain else local_of(one) for one in found]

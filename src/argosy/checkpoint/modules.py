@@ -32,15 +32,15 @@ class ModuleState:
 
     def take(self, taken: Taken) -> Later:
         """The same tensors without asking the modules, where none makes state of its own."""
-        found = [(name, value, kind_of(value)) for name, value in plain_tensors(self._module)]
-        for _, value, _ in found:
-            taken.tensor(value)
+        found: list[tuple[str, torch.Tensor]] = []
+        find_plain(self._module, self._prefix, found)
+        taken.tensors([value for _, value in found])
 
         def write(book: Book) -> None:
-            for name, value, kind in found:
-                book.add(self._prefix + name, value, kind)
+            for name, value in found:
+                book.add(name, value, kind_of(value))
                 if isinstance(value, torch.nn.Parameter):
-                    book.parameters.setdefault(id(value), self._prefix + name)
+                    book.parameters.setdefault(id(value), name)
 
         return write
 
@@ -79,7 +79,7 @@ class ModuleState:
             book.parameters.setdefault(id(parameter), self._prefix + name)
 
 
-def plain_tensors(module: torch.nn.Module, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
+def find_plain(module: torch.nn.Module, prefix: str, found: list[tuple[str, torch.Tensor]]) -> None:
     """What state_dict() gives, in its order and many times faster; NotTaken where a module has a say in that."""
     if (
         not _is_plain(type(module))  # type: ignore[arg-type]
@@ -88,16 +88,15 @@ def plain_tensors(module: torch.nn.Module, prefix: str = "") -> list[tuple[str, 
         or "state_dict" in module.__dict__
     ):
         raise NotTaken
-    hidden = module._non_persistent_buffers_set
-    own = [
-        *module._parameters.items(),
-        *(pair for pair in module._buffers.items() if pair[0] not in hidden),
-    ]
-    found = [(prefix + name, value) for name, value in own if value is not None]
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            found.append((prefix + name, parameter))
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            found.append((prefix + name, buffer))
     for name, child in module._modules.items():
         if child is not None:
-            found += plain_tensors(child, f"{prefix}{name}.")
-    return found
+            find_plain(child, f"{prefix}{name}.", found)
 
 
 @cache
