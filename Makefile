@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check unit format bench campaign peers clean
 .SILENT:
+# Hundreds of processes are started here: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV   := .venv
 BIN    := $(VENV)/bin

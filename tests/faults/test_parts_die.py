@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from argosy.cli.connection import Controller
 from argosy.control.home import look_at_cluster
-from argosy.control.submission import controller_client
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.faults]
 
@@ -105,7 +105,7 @@ def test_questions_are_answered_whatever_part_dies(cluster, monkeypatch):
 
     def ask():
         while not is_over.is_set():
-            assert controller_client(found).get("/v1/status")["version"]
+            assert Controller(found).get("/v1/status")["version"]
 
     with ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(ask) for _ in range(2)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from argosy import __version__
 from argosy.cli.arguments import Arguments
-from argosy.cli.connection import Controller, connect, is_up
+from argosy.cli.connection import Controller, connect
 from argosy.cli.paint import Paint, duration, size
 from argosy.cli.progress import Progress
 from argosy.control.home import open_cluster
@@ -42,7 +42,7 @@ def status(arguments: Arguments) -> int:
     """Show the cluster; exit code 3 when there is none."""
     controller = connect()
     with Progress().during("asking the controller"):
-        found = is_up(controller)
+        found = controller.client.status()
     if arguments.get("json"):
         home = {"running": False, "home": controller.cluster.home}
         print(json.dumps({"running": True, **found} if found else home))
@@ -65,7 +65,7 @@ def down(arguments: Arguments) -> int:
     if is_forced and _end_if_silent(controller):
         sweep_leftovers(controller.cluster)
         return _say(arguments, "cluster ended by force")
-    found = is_up(controller)
+    found = controller.client.status()
     if found is None:
         sweep_leftovers(controller.cluster)
         return _say(arguments, "no cluster was running")
@@ -93,7 +93,7 @@ def _end_if_silent(controller: Controller) -> bool:
 
     resume_parts(controller.cluster)
     try:
-        is_up(controller)
+        controller.client.status()
     except ClusterError:
         with Progress().during("ending a cluster that does not answer"):
             end_parts(controller.cluster)

@@ -9,10 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from argosy.cli.arguments import is_whole_number
+from argosy.control.asking import ControllerClient
 from argosy.control.home import Cluster, look_at_cluster
-from argosy.control.submission import controller_client, reach
 from argosy.errors import ConfigError, ForgottenError, NotFoundError
-from argosy.protocol.httpclient import unreachable
 
 MOST_LISTED = 10_000
 
@@ -37,15 +36,15 @@ class Controller:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.client = controller_client(cluster)
+        self.client = ControllerClient(cluster)
 
     def get(self, target: str) -> Any:
         """GET."""
-        return reach(self.client, lambda: self.client.get(target))
+        return self.client.reach(lambda: self.client.get(target), is_reading=True)
 
     def post(self, target: str, body: Any) -> Any:
         """POST."""
-        return reach(self.client, lambda: self.client.post(target, body))
+        return self.client.reach(lambda: self.client.post(target, body))
 
     def run(self, word: str, *, to_act: bool = False) -> dict[str, Any]:
         """The run a person means: an id, the beginning of one, a name (newest), or nothing for the newest run.
@@ -69,7 +68,9 @@ class Controller:
 
     def newest(self, *, to_act: bool = False) -> dict[str, Any]:
         """The run submitted last."""
-        runs = (to_act and self.get("/v1/runs?all=0&limit=100")["runs"]) or self.get(
+        alive = self.get("/v1/runs?all=0&limit=100")["runs"] if to_act else []
+        # One that only helps another must be named to be acted upon.
+        runs = [run for run in alive if not run.get("helps")] or self.get(
             "/v1/runs?all=1&limit=100"
         )["runs"]
         if not runs:
@@ -136,10 +137,9 @@ class Controller:
 
 def newest_of(runs: list[dict[str, Any]], *, to_act: bool) -> dict[str, Any]:
     """The run submitted last; to act upon it, the last of those that are alive if there are any. One that only helps another is meant last of all."""
-    alive = [run for run in runs if run["state"] != "ended"] if to_act else []
-    chosen = alive or runs
-    own = [run for run in chosen if not run.get("helps")]
-    return max(own or chosen, key=lambda run: float(run["submitted_at"]))
+    own = [run for run in runs if not run.get("helps")] or runs
+    alive = [run for run in own if run["state"] != "ended"] if to_act else []
+    return max(alive or own, key=lambda run: float(run["submitted_at"]))
 
 
 def is_member(run: dict[str, Any], array: str) -> bool:
@@ -183,14 +183,3 @@ def describe_end(view: dict[str, Any]) -> str:
     """That a run has ended already, as a sentence."""
     was = "been " if view["outcome"] == "cancelled" else ""
     return f"run {view['run']} has already {was}{view['outcome'] or 'ended'}"
-
-
-def is_up(controller: Controller) -> dict[str, Any] | None:
-    """The status of the cluster, or None when there is none."""
-    try:
-        status: dict[str, Any] = controller.client.get("/v1/status")
-        return status
-    except (FileNotFoundError, ConnectionRefusedError):
-        return None
-    except OSError as error:
-        raise unreachable(error, controller.client.path)

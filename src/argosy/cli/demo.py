@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.cli.arguments import Arguments
-from argosy.cli.connection import connect, is_up
+from argosy.cli.connection import connect
 from argosy.cli.demochecks import (
     Kill,
     Plan,
@@ -240,7 +240,7 @@ def _explain(run: WatchedRun, screen: Screen) -> None:
 @contextmanager
 def _cluster(screen: Screen) -> Iterator[bool]:
     """Whether there was a cluster; else it is stopped at the end, and further signals wait until that is done."""
-    was_up = is_up(connect()) is not None
+    was_up = connect().client.status() is not None
     try:
         yield was_up
     finally:

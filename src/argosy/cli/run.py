@@ -15,13 +15,9 @@ from argosy.cli.program import Program, read_program
 from argosy.cli.progress import Progress
 from argosy.cli.shield import Shield
 from argosy.config.warmth import DEFAULT_PRELOAD
+from argosy.control.asking import ControllerClient
 from argosy.control.home import Cluster, open_cluster
-from argosy.control.submission import (
-    RunHandle,
-    controller_client,
-    describe_shell,
-    send,
-)
+from argosy.control.submission import RunHandle, describe_shell, send
 from argosy.protocol.shells import is_text
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
@@ -69,7 +65,7 @@ def print_handles(handles: list[RunHandle], arguments: Arguments) -> None:
 
 def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments: Arguments) -> int:
     """Stay with the run until it ends; the exit code of this command."""
-    client = controller_client(cluster)
+    client = ControllerClient(cluster)
     view = _expected_view(handle, spec, cluster.runs)
     announce_start(view)
     if any(role.get("tty") for role in spec["roles"].values()) and sys.stdin.isatty():

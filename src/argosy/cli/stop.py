@@ -103,7 +103,11 @@ def _say_end(arguments: Arguments, controller: Controller, view: dict[str, Any],
     from argosy.cli.saves import loss_of, newest_save
     from argosy.cli.why import read_events
 
-    save = newest_save(view, read_events(controller, view["run"]))
+    try:
+        events = read_events(controller, view["run"])
+    except NotFoundError:
+        events = []  # one of so many that it is forgotten already
+    save = newest_save(view, events)
     if arguments.get("json"):
         return _say(arguments, {**view, "saved": save.as_json() if save else None}, "")
     is_finished = view["outcome"] == "succeeded"
@@ -115,9 +119,14 @@ def _resolve_alive(controller: Controller, arguments: Arguments) -> tuple[Target
     """Without a target: the newest run that is alive, never one that has ended long ago."""
     if arguments.words:
         return controller.resolve(arguments.word(), to_act=True)
-    runs = controller.get("/v1/runs?all=0&limit=1000")["runs"]
+    alive = controller.get("/v1/runs?all=0&limit=1000")["runs"]
+    runs = [view for view in alive if not view.get("helps")]
     if not runs:
-        raise NotFoundError("no run is alive", fix="`argosy ps --all` shows those that have ended")
+        fix = "`argosy ps --all` shows those that have ended"
+        if alive:
+            helper = alive[0]
+            fix = f"{helper['name']} {helper['run']} works for {helper['helps']}: name it to end it"
+        raise NotFoundError("no run is alive", fix=fix)
     view = newest_of(runs, to_act=True)
     return Target(view["run"], None, None), view
 

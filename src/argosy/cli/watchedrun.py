@@ -19,8 +19,8 @@ from argosy.cli.app import find_verb
 from argosy.cli.arguments import parse
 from argosy.cli.program import read_program
 from argosy.cli.run import submit_program
+from argosy.control.asking import ControllerClient
 from argosy.control.home import Cluster
-from argosy.control.submission import controller_client
 from argosy.errors import ClusterError
 
 LOOK_SECONDS = 0.1
@@ -53,7 +53,7 @@ class WatchedRun:
         self.steps: list[dict[str, Any]] = []
         """Lines of metrics.jsonl: step, loss, tokens, seconds, time of the commit."""
         self.outcome = ""
-        self._client = controller_client(cluster)
+        self._client = ControllerClient(cluster)
         self._seq = 0
         self._last_id = ""
         self._unread = b""

@@ -20,6 +20,7 @@ LEAST_FREE_BYTES = 8 << 20
 """Below this the home counts as full: the event log could not take a run's story."""
 MOST_SOCKET_PATH_BYTES = 107
 _KEY_DIGITS = 12
+_MOST_RECORD_BYTES = 64 << 10
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
         "nfs",
@@ -162,18 +163,48 @@ def _choose_home(environ: Mapping[str, str], try_home: Callable[[str], None]) ->
 
 
 def locate_cluster(home: str, environ: Mapping[str, str] | None = None) -> Cluster:
-    """The paths of this machine's cluster in that home; touches nothing."""
+    """The paths of this machine's cluster in that home; touches nothing.
+
+    One that runs is where it was started: another shell may have another runtime directory, or none.
+    """
     environ = os.environ if environ is None else environ
     key = cluster_key(home)
     directory = os.path.join(home, "clusters", key)
+    chosen = Cluster(directory, _choose_runtime(key, environ))
+    recorded = _recorded_runtime(chosen)
+    return Cluster(directory, recorded) if recorded else chosen
+
+
+def _recorded_runtime(chosen: Cluster) -> str:
+    """Where the sockets of a cluster are that runs with another runtime directory than would be chosen now; else empty."""
+    try:
+        with open(chosen.keeper_json, "rb") as file:
+            text = file.read(_MOST_RECORD_BYTES)
+    except OSError:
+        return ""
+    import json
+
+    try:
+        found = json.loads(text)
+        runtime, pid, start = found["runtime"], int(found["pid"]), int(found["start"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+    if not isinstance(runtime, str) or runtime == chosen.runtime:
+        return ""
+    from argosy.control.keeper.census import is_same_alive
+
+    return runtime if is_same_alive(pid, start) else ""
+
+
+def _choose_runtime(key: str, environ: Mapping[str, str]) -> str:
     fallback = f"/tmp/argosy-{os.getuid()}-{key}"
     base = environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isabs(base) and os.path.isdir(base) and os.access(base, os.W_OK):
         runtime = os.path.join(base, f"argosy-{key}")
         longest = os.path.join(runtime, "control.sock")
         if len(os.fsencode(longest)) <= MOST_SOCKET_PATH_BYTES:
-            return Cluster(directory, runtime)
-    return Cluster(directory, fallback)
+            return runtime
+    return fallback
 
 
 def cluster_key(home: str) -> str:

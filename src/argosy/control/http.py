@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -45,6 +46,7 @@ MOST_BODY_BYTES = 16 << 20
 _LINES_PER_PIECE = 2000
 _MOST_EXECS = 1024
 _MOST_NAMED = 3
+_HELPER_SECONDS = 3.0
 _CLIENT_SECONDS = 10.0
 """How long the client of a new (or found) tied run may take to come."""
 _LOOK_SECONDS = 0.5
@@ -303,6 +305,8 @@ class HttpApi:
     async def down(self, request: Request) -> Response:
         """Shut the cluster down."""
         body = await _body(request, api.DownBody)
+        if not body.force:
+            await self._helpers_gone()
         alive = self._conductor.tally.alive
         if alive and not body.force:
             some = ", ".join(self._named(run) for run in sorted(alive)[:_MOST_NAMED])
@@ -314,6 +318,15 @@ class HttpApi:
             )
         self._shutdown.begin("argosy down --force" if body.force else "argosy down")
         return _answer({"ok": True}, 202)
+
+    async def _helpers_gone(self) -> None:
+        """What worked for runs that have ended ends a moment after them: it is no reason to refuse anything."""
+        deadline = time.monotonic() + _HELPER_SECONDS
+        tally, runs = self._conductor.tally, self._conductor.coordinator.runs
+        while tally.alive and time.monotonic() < deadline:
+            if any(runs[run].spec.helps in ("", *tally.alive) for run in tally.alive):
+                return
+            await asyncio.sleep(0.02)
 
     async def document(self, request: Request) -> Response:
         """This API, described."""

@@ -17,6 +17,7 @@ from argosy.errors import ClusterError
 
 _STOPPED = "Tt"
 _KILL_SECONDS = 5.0
+_YOUNG_SECONDS = 10.0
 
 
 def check_parts(cluster: Cluster) -> None:
@@ -44,9 +45,15 @@ def parts_of(cluster: Cluster) -> dict[str, Seen]:
     return found
 
 
-def has_living_parts(cluster: Cluster) -> bool:
+def is_alive(cluster: Cluster) -> bool:
     """Whether a part is alive and not stopped: each of them brings the others back."""
     return any(seen.state not in _STOPPED for seen in parts_of(cluster).values())
+
+
+def is_succeeding(cluster: Cluster) -> bool:
+    """Whether sockets that are not there will be: the keeper is being replaced, or has just begun. One that has lived for a while has lost them."""
+    keeper = parts_of(cluster).get("keeper")
+    return is_alive(cluster) and (keeper is None or keeper.age_seconds < _YOUNG_SECONDS)
 
 
 def resume_parts(cluster: Cluster) -> None:

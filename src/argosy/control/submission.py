@@ -10,16 +10,15 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 
-from argosy import __version__
 from argosy.config.warmth import DEFAULT_PRELOAD
 from argosy.control import locks
+from argosy.control.asking import RETURN_SECONDS, ControllerClient, out_of_reach
 from argosy.control.home import Cluster, check_space, open_cluster, prepare_cluster
 from argosy.control.programs import check_programs, working_directory
 from argosy.errors import (
-    ArgosyError,
     ClusterError,
     ConfigError,
     NotFoundError,
@@ -27,7 +26,7 @@ from argosy.errors import (
     RunFailed,
 )
 from argosy.protocol import shells
-from argosy.protocol.httpclient import SILENCE_SECONDS, Client, unreachable
+from argosy.protocol.httpclient import SILENCE_SECONDS, unreachable
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ UP_SECONDS = 30.0
 class RunHandle:
     """A submitted run: look at it, wait for it, stop it."""
 
-    def __init__(self, run: str, name: str, client: Client) -> None:
+    def __init__(self, run: str, name: str, client: ControllerClient) -> None:
         self.run = run
         self.name = name
         self._client = client
@@ -54,13 +53,16 @@ class RunHandle:
 
     def view(self) -> dict[str, Any]:
         """The run as `GET /v1/runs/{run}` shows it."""
-        view: dict[str, Any] = reach(self._client, lambda: self._client.get(f"/v1/runs/{self.run}"))
+        client = self._client
+        view: dict[str, Any] = client.reach(
+            lambda: client.get(f"/v1/runs/{self.run}"), is_reading=True
+        )
         return view
 
     def stop(self, *, hard: bool = False, reason: str = "") -> None:
         """End it: gracefully, or at once."""
         body = {"hard": hard, "reason": reason}
-        reach(self._client, lambda: self._client.post(f"/v1/runs/{self.run}/stop", body))
+        self._client.reach(lambda: self._client.post(f"/v1/runs/{self.run}/stop", body))
 
     def wait(self, timeout_seconds: float | None = None) -> dict[str, Any]:
         """Wait for the end and return the view; TimeoutError when it does not come in time."""
@@ -139,7 +141,7 @@ def send(
     `shield` is entered around the question that makes the run.
     """
     check_space(cluster.home)
-    client = controller_client(cluster)
+    client = ControllerClient(cluster)
 
     def post() -> Any:
         with shield or nullcontext():
@@ -149,11 +151,11 @@ def send(
         answer = post()
     except (FileNotFoundError, ConnectionRefusedError):
         bring_up(cluster, warm=warm_parent(submission))
-        answer = reach(client, post)
+        answer = client.reach(post)
     except OSError as error:
         raise unreachable(error, cluster.http_socket)
     except (ConfigError, NotFoundError, ProtocolError) as error:
-        raise _blame_version(client, error)
+        raise client.blame_version(error)
     return [RunHandle(run["run"], run["name"], client) for run in answer["runs"]]
 
 
@@ -169,6 +171,7 @@ def bring_up(cluster: Cluster, *, warm: dict[str, Any] | None = None) -> bool:
     from argosy.control.keeper.sweep import start_keeper, sweep_dead_keeper
 
     with _locked(cluster):
+        _await_living(cluster)
         if _answers(cluster.keeper_socket):
             is_new = False
         else:
@@ -177,6 +180,18 @@ def bring_up(cluster: Cluster, *, warm: dict[str, Any] | None = None) -> bool:
             is_new = True
     await_controller(cluster)
     return is_new
+
+
+def _await_living(cluster: Cluster) -> None:
+    """Until the keeper that lives listens, or has ended; ClusterError when it does neither: its runs go on, and nobody else may keep them."""
+    from argosy.control.keeper.sweep import living_keeper
+    from argosy.control.stalled import is_succeeding
+
+    deadline = time.monotonic() + RETURN_SECONDS
+    while not _answers(cluster.keeper_socket) and living_keeper(cluster.directory):
+        if time.monotonic() > deadline or not is_succeeding(cluster):
+            raise out_of_reach(cluster.keeper_socket)
+        time.sleep(0.01)
 
 
 def sweep_leftovers(cluster: Cluster) -> None:
@@ -218,7 +233,7 @@ def _remove_locks(cluster: Cluster) -> None:
 
 def await_controller(cluster: Cluster, *, with_host: bool = False) -> dict[str, Any]:
     """Wait until the controller answers, and with `with_host` until this host's agent has come to it; its status."""
-    client = controller_client(cluster)
+    client = ControllerClient(cluster)
     deadline = time.monotonic() + UP_SECONDS
     while True:
         try:
@@ -236,51 +251,6 @@ def await_controller(cluster: Cluster, *, with_host: bool = False) -> dict[str, 
             )
         # The keeper binds the sockets a moment after it is started; nothing announces that to strangers.
         time.sleep(0.01)
-
-
-def controller_client(cluster: Cluster) -> Client:
-    """Asks this cluster's controller, looks for a stopped part when no answer comes, and waits for one that is being replaced."""
-
-    def look_for_stopped() -> None:
-        from argosy.control.stalled import check_parts
-
-        check_parts(cluster)
-
-    def is_coming() -> bool:
-        from argosy.control.stalled import has_living_parts
-
-        return has_living_parts(cluster)
-
-    return Client(
-        cluster.http_socket,
-        timeout_seconds=UP_SECONDS,
-        on_silence=look_for_stopped,
-        is_coming=is_coming,
-    )
-
-
-def reach(client: Client, ask: Callable[[], Any]) -> Any:
-    """Ask; a connection that fails becomes an error for people, and so does a cluster of another version."""
-    try:
-        return ask()
-    except OSError as error:
-        raise unreachable(error, client.path)
-    except (ConfigError, NotFoundError, ProtocolError) as error:
-        raise _blame_version(client, error)
-
-
-def _blame_version(client: Client, error: ArgosyError) -> ArgosyError:
-    """The error, unless the cluster is of another version: then that is what is wrong."""
-    try:
-        version = client.get("/v1/status").get("version")
-    except (OSError, ArgosyError, AttributeError):
-        return error
-    if version == __version__:
-        return error
-    return ProtocolError(
-        f"the cluster runs Argosy {version}, this command is {__version__} ({error.what})",
-        fix="`argosy down`, then try again; or use the other version, or another ARGOSY_HOME",
-    )
 
 
 def warm_parent(submission: dict[str, Any]) -> dict[str, Any] | None:

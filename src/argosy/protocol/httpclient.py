@@ -2,8 +2,7 @@
 
 Called by control/submission.py and by every verb of the command line. Only `socket` and `json` are imported, because the way
 from a typed command to a submitted run is measured in milliseconds. It never starts a cluster and never retries by itself
-what may have been carried out; a question that only reads, and one that nobody has heard, are asked again while a part of
-the cluster is being replaced.
+what may have been carried out.
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 
 SILENCE_SECONDS = 2.0
 """After so long without an answer the client's `on_silence` is asked what is wrong."""
-RETURN_SECONDS = 15.0
-"""So long a part of the cluster that is being replaced is waited for."""
-_PAUSE_SECONDS = 0.01
 MOST_HEADER_BYTES = 64 << 10
 MOST_BODY_BYTES = 256 << 20
 _RECEIVE_BYTES = 256 << 10
@@ -85,25 +81,15 @@ class Client:
         *,
         timeout_seconds: float = 30.0,
         on_silence: Callable[[], None] | None = None,
-        is_coming: Callable[[], bool] | None = None,
     ) -> None:
-        """`on_silence` is called while an answer is overdue; it may raise, to say what is wrong.
-
-        `is_coming` is asked when nobody listens, or no longer: True as long as somebody can be expected to come back.
-        """
+        """`on_silence` is called while an answer is overdue; it may raise, to say what is wrong."""
         self.path = path
         self.timeout_seconds = timeout_seconds
         self.on_silence = on_silence or (lambda: None)
-        self.is_coming = is_coming or (lambda: False)
 
     def get(self, target: str) -> Any:
         """GET and decode; errors of the server become the error classes for people."""
-        deadline = self._return_deadline()
-        while True:
-            try:
-                return checked(self.request("GET", target)).json()
-            except (ConnectionResetError, BrokenPipeError) as error:
-                self._await_return(deadline, error)
+        return checked(self.request("GET", target)).json()
 
     def post(self, target: str, body: Any = None) -> Any:
         """POST JSON and decode the answer."""
@@ -150,23 +136,6 @@ class Client:
                 raise TimeoutError("timed out")
 
     def _connect(self) -> socket.socket:
-        deadline = self._return_deadline()
-        while True:
-            try:
-                return self._connect_now()
-            except (FileNotFoundError, ConnectionRefusedError) as error:
-                self._await_return(deadline, error)
-
-    def _return_deadline(self) -> float:
-        return time.monotonic() + min(RETURN_SECONDS, self.timeout_seconds)
-
-    def _await_return(self, deadline: float, error: OSError) -> None:
-        """A moment's pause if somebody is coming back and there is time; else the error."""
-        if time.monotonic() > deadline or not self.is_coming():
-            raise error
-        time.sleep(_PAUSE_SECONDS)
-
-    def _connect_now(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(self.timeout_seconds)

@@ -1,4 +1,4 @@
-"""Being asked to leave: SIGTERM from the runtime, and Ctrl-C where no runtime stands between the terminal and the program.
+"""Being asked to leave: SIGTERM from the runtime, and Ctrl-C or a terminal that is closed where no runtime stands between it and the program.
 
 `watch()` is called once by `launch` in the main thread of a rank; the trainer polls `is_asked()` through `gang.stopping`. Until
 somebody has polled, nobody would save anything: then the signal does what it does in any program. A process that the runtime starts only
@@ -8,9 +8,11 @@ to save what others have left is asked from the beginning, by ARGOSY_STOPPING.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
+import termios
 from types import FrameType
 
 from argosy.worker.notices import say_at_once
@@ -23,12 +25,14 @@ _is_polled = False
 
 
 def watch(*, interrupts: bool = False) -> None:
-    """Remember SIGTERM instead of dying of it, once somebody polls; with `interrupts` also SIGINT."""
+    """Remember SIGTERM instead of dying of it, once somebody polls; with `interrupts` also SIGINT, and SIGHUP unless it is ignored (nohup)."""
     global _is_asked
     _is_asked = _is_asked or bool(os.environ.get(STOPPING))
     signal.signal(signal.SIGTERM, _ask)
     if interrupts:
         signal.signal(signal.SIGINT, _ask)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, _ask)
 
 
 def is_asked() -> bool:
@@ -53,6 +57,8 @@ def forget() -> None:
     _is_asked = _is_polled = False
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is _ask:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _ask(number: int, frame: FrameType | None) -> None:
@@ -60,9 +66,22 @@ def _ask(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGINT and (_is_asked or not _is_polled):
         # The second Ctrl-C, or nobody who would heed the first.
         signal.default_int_handler(number, frame)
-    if number == signal.SIGTERM and not _is_polled:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+    if number in (signal.SIGTERM, signal.SIGHUP) and not _is_polled:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    if number == signal.SIGHUP:
+        _leave_terminal()
     _is_asked = True
     if number == signal.SIGINT:
         say_at_once(_SAYS)
+
+
+def _leave_terminal() -> None:
+    """What is still printed goes nowhere instead of failing, if the terminal is gone."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as failure:
+            if failure.args[0] == errno.EIO:
+                with open(os.devnull, "w") as nowhere:
+                    os.dup2(nowhere.fileno(), descriptor)

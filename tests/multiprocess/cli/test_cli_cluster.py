@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 
 import pytest
 
-from argosy.control.home import locate_cluster
+from argosy.control.home import locate_cluster, look_at_cluster
+from argosy.control.stalled import parts_of
 
 pytestmark = pytest.mark.multiprocess
 
@@ -44,6 +47,41 @@ def test_a_cluster_whose_home_was_moved_away_is_still_taken_down(fresh):
     moved = fresh.home.with_name("moved")
     fresh.home.rename(moved)
     assert "cluster stopped" in fresh("down").stdout
+    assert fresh.leftovers() == {}
+
+
+def test_another_shell_finds_the_cluster_wherever_its_sockets_are(fresh):
+    with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
+        fresh.environment["XDG_RUNTIME_DIR"] = runtime
+        run = fresh.detach("--", "sleep", "600")
+        (process,) = fresh.wait_running(run)
+        pids = fresh.json("status")["pids"]
+        del fresh.environment["XDG_RUNTIME_DIR"]
+        assert fresh.json("status")["pids"] == pids
+        assert fresh("run", "--", "echo", "hello").stdout == "hello\n"
+        assert fresh.json("status")["pids"] == pids
+        assert fresh.is_alive(process["pid"])
+        fresh("stop", run)
+        fresh("down")
+        assert os.listdir(runtime) == []
+    assert fresh.leftovers() == {}
+
+
+def test_a_cluster_whose_sockets_were_removed_is_named_kept_and_ended_by_force(fresh):
+    run = fresh.detach("--", "sleep", "600")
+    (process,) = fresh.wait_running(run)
+    fresh.wait_until(
+        lambda: parts_of(look_at_cluster(fresh.environment))["keeper"].age_seconds > 10,
+        "a keeper that has not just begun",
+    )
+    shutil.rmtree(locate_cluster(str(fresh.home)).runtime)
+    for words in (["ps"], ["status"], ["down"], ["run", "--", "true"]):
+        refused = fresh(*words, code=69).stderr
+        assert "a cluster is running, but nobody listens" in refused
+        assert "argosy down --force" in refused
+    assert fresh.is_alive(process["pid"])
+    assert "ended by force" in fresh("down", "--force").stdout
+    assert not fresh.is_alive(process["pid"])
     assert fresh.leftovers() == {}
 
 

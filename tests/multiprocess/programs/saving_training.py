@@ -1,4 +1,4 @@
-"""Trains a small model for STEPS steps with a save every third, frozen layers, an average and a buffer that forward changes; prints the digest.
+"""Trains a small model for STEPS steps with a save every third (EVERY), frozen layers, an average and a buffer that forward changes; prints the digest.
 
 OBJECTS is the address of an object store, PEERS the directory of the sockets of hosts `a`, which this is, and `b`: every fifth step goes there.
 """
@@ -50,7 +50,7 @@ def main(run):
         if sockets
         else None
     )
-    keep = ar.checkpoint.Keep(last=3)
+    keep, every = ar.checkpoint.Keep(last=3), int(os.environ.get("EVERY", "3"))
     trainer = run.trainer(
         model=model(),
         data=Rows(),
@@ -60,10 +60,12 @@ def main(run):
         lanes=4,
         ema=0.9,
         recovery=os.environ.get("RECOVERY", "on") == "on",
-        checkpoints=ar.Checkpoints(every=3, keep=keep, objects=objects, peers=peers),
+        checkpoints=ar.Checkpoints(every=every, keep=keep, objects=objects, peers=peers),
     )
     for step in trainer.steps(int(os.environ["STEPS"])):
         step()
+        if "TALK" in os.environ:
+            print(f"step {step.index} is done", flush=True)
         time.sleep(float(os.environ.get("PAUSE", "0")))
     if trainer.is_first:
         print(f"digest {trainer.digest()}", flush=True)

@@ -18,6 +18,7 @@ import pytest
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = Path(__file__).with_name("household_program.py")
+TRAINING = Path(__file__).parents[1] / "programs" / "saving_training.py"
 SECONDS = 60.0
 
 
@@ -166,6 +167,25 @@ def test_when_the_terminal_is_closed_the_ranks_save_and_leave(terminal, tmp_path
         for pid in processes_named(str(tmp_path)):
             os.kill(int(pid), signal.SIGKILL)
     assert [path.read_text() for path in tmp_path.glob("saved-*")] == ["saved"] * 3
+
+
+def test_when_the_terminal_of_a_lone_rank_is_closed_it_saves_and_leaves(terminal, tmp_path):
+    shell, behind = terminal
+    words = [sys.executable, str(TRAINING), "-n", "1", "--directory", str(tmp_path / "run")]
+    settings = "STEPS=1000000 EVERY=1000000 PAUSE=0.01 TALK=1"
+    try:
+        os.write(behind, f"cd {tmp_path}; {settings} {shlex.join(words)}\n".encode())
+        heard = b""
+        while b"step 5 is done" not in heard:
+            heard += os.read(behind, 65536)
+        os.close(behind)
+        shell.wait(SECONDS)
+        wait_until(lambda: not processes_named(str(tmp_path)), "the end of the rank")
+    finally:
+        for pid in processes_named(str(tmp_path)):
+            os.kill(int(pid), signal.SIGKILL)
+    (save,) = tmp_path.rglob("step-*/MANIFEST.json")
+    assert int(save.parent.name.removeprefix("step-")) >= 6
 
 
 def test_a_restart_that_nobody_reads_of_happens_all_the_same(start, unread):

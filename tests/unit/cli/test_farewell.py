@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
+
 from argosy.cli import stop as stopping
 from argosy.cli.app import find_verb, main
 from argosy.cli.arguments import parse
 from argosy.cli.farewell import Farewell, told
-from argosy.errors import ForgottenError
+from argosy.errors import ForgottenError, NotFoundError
 
 ROLE = {"script": "train.py", "gang": True, "count": 2, "restart": "transient"}
 
@@ -97,7 +99,16 @@ def test_a_run_that_is_forgotten_before_it_was_waited_for_is_told_by_its_directo
     """More runs were stopped than the controller remembers."""
     view = view_of(tmp_path, "r1", gang=False) | {"state": "running", "outcome": ""}
     end(view, "argosy stop --all")
-    monkeypatch.setattr(stopping, "connect", lambda: Answers([view]))
+    controller = Answers([view])
+    monkeypatch.setattr(stopping, "connect", lambda: controller)
+    get = controller.get
+
+    def get_what_is_known(path):
+        if path.startswith("/v1/events"):
+            raise ForgottenError("run r1 is not known any more")
+        return get(path)
+
+    controller.get = get_what_is_known
 
     def forgotten(handle):
         raise ForgottenError(f"run {handle.run} is not known any more")
@@ -121,3 +132,15 @@ def test_without_a_name_the_run_that_is_helped_is_meant(tmp_path, monkeypatch, c
         found, rest = find_verb([verb, "--no-wait"])
         assert getattr(stopping, verb)(parse(found, rest)) == 0
         assert [path for path, _ in controller.posted] == ["/v1/runs/r1/stop"]
+
+
+def test_without_a_name_a_run_that_helps_one_that_has_ended_is_not_ended(tmp_path, monkeypatch):
+    writer = view_of(tmp_path, "r2", gang=False)
+    writer |= {"state": "running", "outcome": "", "submitted_at": 2.0, "helps": "r1"}
+    controller = Answers([writer])
+    monkeypatch.setattr(stopping, "connect", lambda: controller)
+    verb, rest = find_verb(["kill"])
+    with pytest.raises(NotFoundError, match="no run is alive") as caught:
+        stopping.kill(parse(verb, rest))
+    assert "r2 works for r1" in caught.value.fix
+    assert not controller.posted

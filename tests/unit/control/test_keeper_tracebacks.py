@@ -19,6 +19,11 @@ def printed(source, tmp_path):
     return done.stderr
 
 
+IN_THREAD = (
+    "import sys, threading\none = threading.Thread(target=lambda: 1 / 0)\none.start()\none.join()\n"
+)
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -33,6 +38,8 @@ def printed(source, tmp_path):
         ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
         ("raise ValueError('size:\\n\\tof a\\n\\tof b')", "ValueError: size:"),
         ("class A:\n  def __del__(self): 1/0\na = A()\nraise OSError('first')", "OSError: first"),
+        (f"{IN_THREAD}sys.exit(1)", "ZeroDivisionError: division by zero"),
+        (f"{IN_THREAD}raise OSError('main')", "OSError: main"),
     ],
 )
 def test_the_exception_that_ended_a_program_is_found_in_what_python_printed(

@@ -14,6 +14,6 @@ def test_a_cluster_is_up_when_its_agent_has_come(monkeypatch):
             raise answer
         return answer
 
-    monkeypatch.setattr(submission, "controller_client", lambda _: SimpleNamespace(get=get))
+    monkeypatch.setattr(submission, "ControllerClient", lambda _: SimpleNamespace(get=get))
     assert submission.await_controller(None) == {"keeper": ""}
     assert submission.await_controller(None, with_host=True) == {"keeper": "k1"}

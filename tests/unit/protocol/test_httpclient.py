@@ -1,7 +1,6 @@
 """The HTTP client against a real socket: whole answers, pieces, streams, and every kind of broken server."""
 
 import contextlib
-import os
 import socket
 import threading
 
@@ -138,54 +137,6 @@ def test_no_socket_and_a_stale_socket_both_mean_no_cluster(tmp_path):
     with pytest.raises(ConnectionRefusedError) as caught:
         Client(str(path)).get("/")
     assert "no cluster" in unreachable(caught.value, str(path)).what
-
-
-def test_a_question_that_nobody_heard_is_asked_again_while_somebody_is_coming(tmp_path):
-    path = str(tmp_path / "http.sock")
-    served = []
-
-    def come():
-        """Nobody, then a socket that refuses, then a server; asked once each time."""
-        served.append(None)
-        if len(served) == 1:
-            with socket.socket(socket.AF_UNIX) as dead:
-                dead.bind(path)
-        elif len(served) == 2:
-            os.unlink(path)
-            stack.enter_context(serving(tmp_path, answer(b"{}")))
-        return True
-
-    with contextlib.ExitStack() as stack:
-        assert Client(path, timeout_seconds=10, is_coming=come).post("/v1/runs", {}) == {}
-    assert len(served) == 2
-
-
-def test_only_a_question_that_reads_is_asked_again_when_the_answer_breaks_off(tmp_path):
-    path = str(tmp_path / "http.sock")
-
-    def come():
-        os.unlink(path)
-        stack.enter_context(serving(tmp_path, answer(b'{"x": 1}')))
-        return True
-
-    with contextlib.ExitStack() as stack, serving(tmp_path, b"HTTP/1.1 200") as (client, _):
-        client.is_coming = come
-        assert client.get("/") == {"x": 1}
-    os.unlink(path)
-    with serving(tmp_path, b"HTTP/1.1 200") as (client, _):
-        client.is_coming = come
-        with pytest.raises(ConnectionResetError):
-            client.post("/", {})
-
-
-def test_who_comes_back_is_waited_for_only_so_long(tmp_path):
-    asked = []
-    client = Client(
-        str(tmp_path / "none"), timeout_seconds=0.05, is_coming=lambda: asked.append(1) is None
-    )
-    with pytest.raises(FileNotFoundError):
-        client.get("/")
-    assert asked
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"

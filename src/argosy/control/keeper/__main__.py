@@ -38,7 +38,7 @@ from argosy.control.keeper.services import Services, end_survivors
 from argosy.control.keeper.starts import Starts
 from argosy.control.keeper.state import Before, Keeper
 from argosy.control.keeper.stores import Stores
-from argosy.control.keeper.sweep import sweep_leftovers, wait_for_lock
+from argosy.control.keeper.sweep import living_keeper, sweep_leftovers, wait_for_lock
 from argosy.control.keeper.upgrade import Upgrade, read_state, revive, take_attempts
 from argosy.control.keeper.zygotes import IDLE_SECONDS, Zygotes
 
@@ -65,8 +65,8 @@ def main() -> int:
     except OSError as error:
         print(f"keeper: {error}", file=sys.stderr)
         return 73
-    if lock is None:
-        print(f"keeper: another keeper holds {runtime}/keeper.lock", file=sys.stderr)
+    if lock is None or living_keeper(directory):
+        print(f"keeper: another keeper keeps {directory}", file=sys.stderr)
         _say_ready(options.ready_fd, b"held\n")
         return _LOCK_HELD
     return _begin(options, directory, runtime, lock)

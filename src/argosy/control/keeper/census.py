@@ -27,6 +27,12 @@ class Seen:
     state: str
 
     @property
+    def age_seconds(self) -> float:
+        """Since it was started."""
+        ticks = os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start / ticks
+
+    @property
     def is_alive(self) -> bool:
         """Not a zombie and not being torn down."""
         return self.state not in "ZXx"

@@ -122,6 +122,7 @@ class Keeper:
             "keeper": self.id,
             "pid": self.pid,
             "start": own.start if own is not None else 0,
+            "runtime": self.runtime,
             "containment": self.containment.method,
             "root": self.containment.root,
             "memory_root": self.containment.memory_root,

@@ -42,9 +42,16 @@ def sweep_dead_keeper(directory: str, runtime: str) -> list[str]:
     if lock is None:
         return []
     try:
-        return sweep_leftovers(directory)
+        return [] if living_keeper(directory) else sweep_leftovers(directory)
     finally:
         os.close(lock)
+
+
+def living_keeper(directory: str) -> int:
+    """The pid of the keeper that keeps this cluster; 0 when it has died. Its lock may be out of sight: elsewhere, or removed."""
+    who = Records(directory).read_keeper()
+    pid = int(who.get("pid", 0))
+    return pid if is_same_alive(pid, int(who.get("start", 0))) else 0
 
 
 def sweep_leftovers(directory: str) -> list[str]:
@@ -127,9 +134,7 @@ def wait_for_lock(directory: str, runtime: str, seconds: float = 15.0) -> int | 
         lock = take_lock(runtime)
         if lock is not None:
             return lock
-        who = Records(directory).read_keeper()
-        is_keeper = is_same_alive(int(who.get("pid", 0)), int(who.get("start", 0)))
-        if is_keeper or time.monotonic() > deadline:
+        if living_keeper(directory) or time.monotonic() > deadline:
             return None
         time.sleep(0.01)
 

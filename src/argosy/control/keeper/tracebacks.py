@@ -12,7 +12,8 @@ import stat
 UNCAUGHT_CODE = 1
 """How Python ends after an exception that nobody caught."""
 _HEAD = "Traceback (most recent call last):"
-_OF_OTHERS = ("Exception ignored ", "Exception in thread ")
+_OF_THREADS = "Exception in thread "
+_OF_OTHERS = ("Exception ignored ", _OF_THREADS)
 _OF_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _MOST_BYTES = 16 << 10
 
@@ -20,15 +21,16 @@ _MOST_BYTES = 16 << 10
 def last_traceback(text: str) -> str:
     """The traceback with which the text ends, up to the line that names the exception; empty when it ends with anything else.
 
-    Those of exceptions that Python ignores as it ends, and of threads, are passed over.
+    Those of exceptions that Python ignores as it ends, and of threads, are passed over; a thread's is the answer when there is no other.
     """
     lines = [_without_rank(line) for line in text.splitlines()]
+    thread = ""
     while True:
         last = len(lines) - 1
         while last >= 0 and _is_beside(lines[last]):
             last -= 1
         if last < 1 or not _names_exception(lines[last]):
-            return ""
+            return thread
         first = last - 1
         while first >= 0 and lines[first].startswith(" "):
             first -= 1
@@ -36,12 +38,14 @@ def last_traceback(text: str) -> str:
             break
         if first == 0 or not lines[first - 1].startswith(_OF_OTHERS):
             return "\n".join(lines[first : last + 1])
+        if lines[first - 1].startswith(_OF_THREADS):
+            thread = "\n".join(lines[first : last + 1])
         del lines[first - 1 :]
     # The program's own source could not be read: there is no frame, only the place.
     is_syntax = lines[last].partition(":")[0] in _OF_SYNTAX
     if is_syntax and lines[first + 1].startswith('  File "'):
         return "\n".join(lines[first + 1 : last + 1])
-    return ""
+    return thread
 
 
 def read_last_traceback(path: str) -> str:
