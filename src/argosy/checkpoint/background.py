@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -67,9 +66,7 @@ class Background:
         self._users: list[SaveHandle | None] = [None, None]
         self._next = 0
         self._making = threading.Lock()
-        # One thread for all saves, waited for when the script ends: a save that was asked for right before that is staged first.
-        # A new one for each would take the interpreter from its maker at once, for as long as it plans.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="argosy-snapshot")
+        self._thread: threading.Thread | None = None
         self._handles: list[SaveHandle] = []
         self._said = ""
 
@@ -92,10 +89,19 @@ class Background:
         self._next = 1 - place
         handle.how = copy.how
         self._say_how(copy)
+        # Not a daemon: a script that ends right after this has its save staged first.
+        thread = threading.Thread(target=self._run, args=(task,), name="argosy-snapshot")
+        try:
+            thread.start()
+        except BaseException as failure:
+            if not copy.is_captured:
+                together.give_up(task.prepared.staging, self._group, failure)
+            raise
+        self._thread = thread
         self._users[place] = handle
         self._handles.append(handle)
         self._gates.guard(optimizers, copy)
-        self._thread.submit(self._run, task)
+        task.may_begin.set()
         if not copy.is_all_late:
             (copy.is_released if copy.how == "gated" else copy.is_over).wait()
 
@@ -131,7 +137,8 @@ class Background:
     def close(self) -> None:
         """After `wait`: give hooks, memory and the writer back."""
         self._gates.open()
-        self._thread.shutdown()
+        if self._thread is not None:
+            self._thread.join()
         self._writer.close()
         for slot in self._slots:
             if slot is not None:
@@ -156,7 +163,9 @@ class Background:
             user.settle()  # the next call says what went wrong
 
     def _run(self, task: _Task) -> None:
-        """In the thread: plan what was only captured, copy, hand over; or write here."""
+        """In a thread: plan what was only captured, copy, hand over; or write here."""
+        # Else it would take the interpreter from its maker right now, for as long as it plans.
+        task.may_begin.wait()
         if task.copy.is_captured:
             try:
                 self._plan(task)
@@ -323,6 +332,7 @@ class _Task:
         self.copy = copy
         self.place = place
         self.step = handle.step
+        self.may_begin = threading.Event()
 
     def planned(self, prepared: Prepared) -> None:
         """What is copied whither is known now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,6 +21,7 @@ from argosy.checkpoint.neighbours import Neighbours
 from argosy.errors import ArgosyError, ClusterError, TimedOut
 
 _FAILED = "failed"
+_LEAVING_SECONDS = 10.0
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -161,6 +163,7 @@ def gather(board: Board, key: str, group: Group) -> list[bytes]:
     """Wait for everybody's; TimedOut names the ranks that are missing, PartnerFailed who gave up and why."""
     deadline = time.monotonic() + group.seconds
     found: dict[int, bytes] = {}
+    has_ended = False
     pause = 0.001
     while True:
         for rank in range(group.size):
@@ -169,6 +172,9 @@ def gather(board: Board, key: str, group: Group) -> list[bytes]:
         if len(found) == group.size:
             return [found[rank] for rank in range(group.size)]
         check_failures(board, group)
+        if not has_ended and not threading.main_thread().is_alive():
+            # The program has ended and only waits for this thread: partners that have not come by now are not worth its whole patience.
+            has_ended, deadline = True, min(deadline, time.monotonic() + _LEAVING_SECONDS)
         if time.monotonic() > deadline:
             missing = [rank for rank in range(group.size) if rank not in found]
             raise TimedOut(

@@ -6,25 +6,44 @@ The registry hands one book to the parts of a state in turn. Reads metadata only
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from argosy.checkpoint import trees
 from argosy.checkpoint.entries import Entry, entry_of
+from argosy.checkpoint.guards import SnapshotTorn
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Opened
 from argosy.move.placements import Pieces, local_of
+
+Place = tuple[Any, ...]
+
+
+class Aside(NamedTuple):
+    """A tensor that may change at once, as it was in the call of a save."""
+
+    original: torch.Tensor
+    """Kept, as it is found by its identity."""
+    copy: torch.Tensor
+    place: Place | None
 
 
 class Book:
     """What a save or a load has found so far."""
 
-    def __init__(self, rank: int = 0, *, instead: Mapping[int, torch.Tensor] | None = None) -> None:
-        """`instead` has copies that were set aside, by the identity of the tensors whose bytes they have."""
+    def __init__(
+        self,
+        rank: int = 0,
+        *,
+        aside: Mapping[int, Aside] | None = None,
+        addresses: Mapping[int, int] | None = None,
+    ) -> None:
+        """Of a state that was captured: what was set aside and where the rest was, by the identity of tensors."""
         self.rank = rank
-        self._instead = instead or {}
+        self._aside = aside or {}
+        self._addresses = addresses or {}
         self.entries: list[Entry] = []
         self.aliases: dict[str, str] = {}
         self.values: dict[str, Any] = {}
@@ -41,14 +60,21 @@ class Book:
         self, name: str, value: torch.Tensor | Pieces, kind: Kind, *, is_destination: bool = False
     ) -> None:
         """A tensor; one that is the very memory of another becomes its alias."""
-        place = _place_of(value)
+        aside = self._aside.get(id(value))
+        place = place_of(value) if aside is None else aside.place
         if place is not None:
             first = self._places.setdefault(place, name)
             if first != name:
                 self.aliases[name] = first
                 return
-        value = self._instead.get(id(value), value)
-        self.entries.append(entry_of(name, value, kind, is_destination=is_destination))
+        source = value if aside is None else aside.copy
+        entry = entry_of(name, source, kind, is_destination=is_destination)
+        if self._addresses.get(id(value), entry.address) != entry.address:
+            raise SnapshotTorn(
+                f"{name} was given other memory before its snapshot was taken",
+                fix='wait for the save with handle.wait("staged") before that',
+            )
+        self.entries.append(entry)
 
     def store(self, path: str, value: Any, kind: Kind = "extra") -> dict[str, Any] | None:
         """A leaf of a tree that is kept as a tensor."""
@@ -102,7 +128,7 @@ def decoded(
     return trees.decode(tree, fetch)
 
 
-def _place_of(value: torch.Tensor | Pieces) -> tuple[Any, ...] | None:
+def place_of(value: torch.Tensor | Pieces) -> Place | None:
     """Equal for tensors that are the same elements of the same memory."""
     if isinstance(value, Pieces) or not value.numel() or value.layout != torch.strided:
         return None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from argosy.checkpoint import trees
-from argosy.checkpoint.books import Book, Part
+from argosy.checkpoint.books import Aside, Book, Part, place_of
 from argosy.checkpoint.guards import Guards
 from argosy.move.placements import Pieces
 
@@ -37,7 +37,7 @@ class Taken:
         self.rank = rank
         self.guards = guards
         self._guarded = set(map(id, guards.tensors))
-        self._aside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.aside: dict[int, Aside] = {}
         self._room = MOST_CLONED_BYTES
 
     def tensors(self, values: Sequence[torch.Tensor]) -> None:
@@ -49,19 +49,14 @@ class Taken:
 
     def tensor(self, value: torch.Tensor) -> None:
         """Set it aside, unless only an optimizer's step changes it."""
-        if id(value) in self._guarded or id(value) in self._aside:
+        if id(value) in self._guarded or id(value) in self.aside:
             return
         if type(value) not in _PLAIN or value.layout != torch.strided:
             raise NotTaken
         self._room -= value.nbytes
         if self._room < 0 or not value.is_contiguous() or value.is_meta:
             raise NotTaken
-        # The original too: it is found by its identity.
-        self._aside[id(value)] = value, value.detach().clone()
-
-    def instead(self) -> dict[int, torch.Tensor]:
-        """What was set aside, by the identity of what it stands for."""
-        return {key: copy for key, (_, copy) in self._aside.items()}
+        self.aside[id(value)] = Aside(value, value.detach().clone(), place_of(value))
 
 
 class Leaves:
@@ -105,7 +100,8 @@ class Captured:
 
     def book(self) -> Book:
         """Everything of it; once, in whatever thread."""
-        book = Book(self._taken.rank, instead=self._taken.instead())
+        taken = self._taken
+        book = Book(taken.rank, aside=taken.aside, addresses=self.guards.places())
         for write in self._parts:
             write(book)
         return book

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 import msgspec
 import torch
@@ -227,11 +228,18 @@ class Checkpointer:
         store = self._opened_store()
         optimizers = [one for one in state.values() if isinstance(one, torch.optim.Optimizer)]
         guards = Guards(optimizers if self._writing.snapshot != "blocking" else ())
-        captured = capture(parts_of(state, with_streams=streams), guards, self._group.rank)
-        if captured is not None:
-            self._lock()
-            store.check_absent(facts.step)
-            gather = captured.book
+        captured = None
+        try:
+            captured = capture(parts_of(state, with_streams=streams), guards, self._group.rank)
+            if captured is not None:
+                self._lock()
+                store.check_absent(facts.step)
+                gather = captured.book
+        except BaseException as failure:
+            if self._group.is_alone:
+                raise
+            # It is raised where the others are told.
+            captured, gather = None, partial(_raise, failure)
 
         def prepare() -> saving.Prepared:
             return saving.prepare(store, facts, gather, self._group, self._settings, self._plans)
@@ -487,3 +495,7 @@ class Checkpointer:
         _LOG.info("step %d %s after %.3f s %s", step, what, event.seconds, detail)
         if self._listener is not None:
             self._listener(event)
+
+
+def _raise(failure: BaseException) -> NoReturn:
+    raise failure

@@ -35,6 +35,11 @@ class Entry:
         return Wanted(name=self.name, dtype=self.dtype, shape=self.shape, kind=self.kind)
 
     @property
+    def address(self) -> int:
+        """Of its memory here, the first of it."""
+        return self.buffers[0].data_ptr() if self.buffers else 0
+
+    @property
     def boxes(self) -> list[Box]:
         """What this process holds."""
         return [one.box for one in self.held]

@@ -1,6 +1,7 @@
 """What only optimizers' steps change: their parameters and their state, with the versions that all of it has when a save is asked for.
 
-Such memory may be copied while forward and backward run. Whoever changes it by hand meanwhile is found by its version. Used by snapshots and captures.
+Such memory may be copied while forward and backward run. Whoever changes it by hand meanwhile is found by its version, unless he goes around torch's
+count of changes (`.data`, numpy). Used by snapshots and captures.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from typing import Any
 
 import torch
 
+from argosy.errors import ArgosyError
 from argosy.move.placements import local_of
 
 Members = list[tuple[torch.Tensor, dict[str, Any]]]
 """Parameters with their state."""
 _NOTHING: dict[str, Any] = {}
+
+
+class SnapshotTorn(ArgosyError):
+    """A tensor was changed while it was copied, by something else than its optimizer's step."""
 
 
 class Guards:
@@ -41,16 +47,23 @@ class Guards:
         """Parameters of each group with their state, as they were found."""
         return self._members[id(optimizer)]
 
-    def by_address(self) -> dict[int, int]:
-        """Versions of what has memory."""
-        found = dict(zip(self._addresses, self._versions, strict=True))
-        found.pop(0, None)
-        return found
-
     @property
-    def are_in_place(self) -> bool:
-        """Whether all of them still have the memory they had."""
-        return self._addresses == [one.data_ptr() for one in self.tensors]
+    def addresses(self) -> set[int]:
+        """Of all their memory."""
+        return set(self._addresses) - {0}
+
+    def places(self) -> dict[int, int]:
+        """The address that each had, by its identity."""
+        return dict(zip(map(id, self.tensors), self._addresses, strict=True))
+
+    def changed(self) -> int | None:
+        """The address of the first that is not as it was."""
+        for one, version, address in zip(
+            self.tensors, self._versions, self._addresses, strict=True
+        ):
+            if version_of(one) != version:
+                return address
+        return None
 
 
 def members_of(optimizer: torch.optim.Optimizer) -> list[Members]:

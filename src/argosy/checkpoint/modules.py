@@ -32,13 +32,13 @@ class ModuleState:
 
     def take(self, taken: Taken) -> Later:
         """The same tensors without asking the modules, where none makes state of its own."""
-        found: list[tuple[str, torch.Tensor]] = []
+        found: list[tuple[str, torch.Tensor, Kind]] = []
         find_plain(self._module, self._prefix, found)
-        taken.tensors([value for _, value in found])
+        taken.tensors([value for _, value, _ in found])
 
         def write(book: Book) -> None:
-            for name, value in found:
-                book.add(name, value, kind_of(value))
+            for name, value, kind in found:
+                book.add(name, value, kind)
                 if isinstance(value, torch.nn.Parameter):
                     book.parameters.setdefault(id(value), name)
 
@@ -79,7 +79,9 @@ class ModuleState:
             book.parameters.setdefault(id(parameter), self._prefix + name)
 
 
-def find_plain(module: torch.nn.Module, prefix: str, found: list[tuple[str, torch.Tensor]]) -> None:
+def find_plain(
+    module: torch.nn.Module, prefix: str, found: list[tuple[str, torch.Tensor, Kind]]
+) -> None:
     """What state_dict() gives, in its order and many times faster; NotTaken where a module has a say in that."""
     if (
         not _is_plain(type(module))  # type: ignore[arg-type]
@@ -90,10 +92,11 @@ def find_plain(module: torch.nn.Module, prefix: str, found: list[tuple[str, torc
         raise NotTaken
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            found.append((prefix + name, parameter))
+            kind: Kind = "model" if parameter.requires_grad else "frozen"
+            found.append((prefix + name, parameter, kind))
     for name, buffer in module._buffers.items():
         if buffer is not None and name not in module._non_persistent_buffers_set:
-            found.append((prefix + name, buffer))
+            found.append((prefix + name, buffer, "model"))
     for name, child in module._modules.items():
         if child is not None:
             find_plain(child, f"{prefix}{name}.", found)

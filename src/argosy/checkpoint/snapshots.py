@@ -1,8 +1,8 @@
 """A snapshot beside training: copied in the background into warm memory, with one gate before the optimizer's next step.
 
 Parameters and the optimizer's state change in the optimizer's step and nowhere else: they are copied while forward and backward run, and the step waits for
-the rest, helping with it. Everything else is copied before `save` returns. Whoever changes a parameter by hand meanwhile makes the save fail: a torn
-snapshot is never kept. Knows nothing of files and writers.
+the rest, helping with it. Everything else is copied before `save` returns. Whoever changes a parameter by hand meanwhile makes the save fail, as far as
+torch counts the change (guards.py): a torn snapshot is not kept. Knows nothing of files and writers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -22,16 +22,12 @@ import torch
 from argosy.checkpoint.captures import MOST_CLONED_BYTES
 from argosy.checkpoint.entries import Entry
 from argosy.checkpoint.gathering import TensorSource
-from argosy.checkpoint.guards import Guards, version_of
+from argosy.checkpoint.guards import Guards, SnapshotTorn, version_of
 from argosy.checkpoint.layouts import FileImage, Image
 from argosy.checkpoint.shares import HEADER, Duty
 from argosy.errors import ArgosyError
 
 Mode = Literal["auto", "gated", "blocking"]
-
-
-class SnapshotTorn(ArgosyError):
-    """A tensor was changed while it was copied, by something else than its optimizer's step."""
 
 
 class Copy:
@@ -48,6 +44,8 @@ class Copy:
         """Whether `save` need not wait for any of it."""
         self.source: TensorSource | None = None
         self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._names: dict[int, str] = {}
+        """Of what is guarded, by address."""
         self._duties: Sequence[Duty] = ()
         self._places: Sequence[int] = ()
         self._early: deque[int] = deque()
@@ -69,23 +67,19 @@ class Copy:
         self, image: Image, entries: Sequence[Entry], duties: Sequence[Duty], places: Sequence[int]
     ) -> None:
         """Say what is copied, and whither."""
-        if not self._guards.are_in_place:
-            raise SnapshotTorn(
-                "a parameter was given other memory before its snapshot was taken",
-                fix='wait for the save with handle.wait("staged") before that',
-            )
-        versions = self._guards.by_address()
-        safe = {entry.name for entry in entries if _is_guarded(entry, versions)}
-        self._watched = [
-            (entry.name, buffer, versions[buffer.data_ptr()])
-            for entry in entries
-            if entry.name in safe
-            for buffer in entry.buffers
-            if buffer.numel()
-        ]
+        addresses = self._guards.addresses
+        safe = {entry.name for entry in entries if _is_guarded(entry, addresses)}
+        self._names = {entry.address: entry.name for entry in entries if entry.name in safe}
         if self.is_captured:
             late = set(range(len(duties)))
         else:
+            # These may have a count of changes of their own, over memory of an optimizer.
+            self._watched = [
+                (entry.name, buffer, version_of(buffer))
+                for entry in entries
+                if entry.name in safe
+                for buffer in entry.buffers
+            ]
             entries, cloned = _set_aside(entries, safe)
             late = _untouched(image, duties, safe | cloned) if safe else set[int]()
         self.source = TensorSource(image, entries)
@@ -110,12 +104,15 @@ class Copy:
 
     def check(self) -> None:
         """SnapshotTorn when a tensor is not as it was when the copy was asked for."""
-        for name, buffer, version in self._watched:
-            if version_of(buffer) != version:
-                raise SnapshotTorn(
-                    f"{name} was changed while its snapshot was taken, not by its optimizer's step",
-                    fix='wait for the save with handle.wait("staged") before that, or save with snapshot="blocking"',
-                )
+        changed = [name for name, one, version in self._watched if version_of(one) != version]
+        address = self._guards.changed()
+        if address is not None:
+            changed.append(self._names.get(address, "a tensor of the optimizer"))
+        if changed:
+            raise SnapshotTorn(
+                f"{changed[0]} was changed while its snapshot was taken, not by its optimizer's step",
+                fix='wait for the save with handle.wait("staged") before that, or save with snapshot="blocking"',
+            )
 
     def end(self) -> None:
         """Copied or given up: nobody waits for it any more."""
@@ -147,10 +144,15 @@ class Copy:
                     self.source.fill(self._duties[number], self._address + self._places[number])
             except (ArgosyError, RuntimeError) as failure:
                 self.failure = failure
-            with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._are_copied.set()
+            except BaseException as failure:
+                # An interrupt of the thread that helps is that thread's; the copy is not whole all the same.
+                self.failure = failure
+                raise
+            finally:
+                with self._lock:
+                    self._left -= 1
+                    if not self._left:
+                        self._are_copied.set()
 
 
 class Gates:
@@ -186,7 +188,7 @@ class Gates:
         self.wait()
 
 
-def _is_guarded(entry: Entry, guarded: Mapping[int, int]) -> bool:
+def _is_guarded(entry: Entry, guarded: Set[int]) -> bool:
     return bool(guarded) and all(
         not buffer.numel() or buffer.data_ptr() in guarded for buffer in entry.buffers
     )

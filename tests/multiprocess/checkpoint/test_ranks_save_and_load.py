@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
 from argosy.checkpoint import Checkpointer, PerRank, Writing, groups
+from argosy.checkpoint.writer.client import wait_gone
 from argosy.errors import ArgosyError
 from argosy.move.placements import Pieces
 
@@ -158,16 +159,27 @@ def test_a_world_of_four_saves_and_worlds_of_one_two_and_three_load(ranks, tmp_p
             assert one.get("result") == [[], [], rank, [1, 2]], one
 
 
-def test_a_rank_that_refuses_or_dies_ends_the_save_for_all_and_leaves_nothing(ranks, tmp_path):
+@pytest.mark.parametrize("is_beside", [False, True], ids=["waiting", "beside training"])
+def test_a_rank_that_refuses_or_dies_ends_the_save_for_all_and_leaves_nothing(
+    ranks, tmp_path, is_beside
+):
     path = tmp_path / "store"
 
     def body(rank):
         said = []
-        checkpointer = Checkpointer(path, group=groups.of_process(seconds=1.5))
+        checkpointer = Checkpointer(path, group=groups.of_process(seconds=3))
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def attempt(step, value):
+            state = {"x": value, "y": torch.zeros(4), "model": model, "optimizer": optimizer}
             try:
-                checkpointer.save(step, {"x": value, "y": torch.zeros(4)})
+                if is_beside:
+                    handle = checkpointer.save(step, state, wait=False)
+                    optimizer.step()  # waits for the plan
+                    handle.wait()
+                else:
+                    checkpointer.save(step, state)
                 said.append("saved")
             except ArgosyError as error:
                 said.append(f"{type(error).__name__}: {error.what}")
@@ -189,6 +201,7 @@ def test_a_rank_that_refuses_or_dies_ends_the_save_for_all_and_leaves_nothing(ra
     assert "differs between rank 0 and rank 1" in second
     assert third == "saved"
     assert "ranks [2] have not said" in fourth
+    assert wait_gone(path, 10)
     assert sorted(os.listdir(path)) == [".writer", "step-000000003"]
 
 

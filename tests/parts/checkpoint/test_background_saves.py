@@ -12,6 +12,7 @@ import torch
 
 from argosy.checkpoint import Checkpointer, Writing, background, saving
 from argosy.checkpoint.directio import Files
+from argosy.checkpoint.gathering import TensorSource
 from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.snapshots import SnapshotTorn
 from argosy.checkpoint.writer.client import WriterAbsent, WriterClient, wait_gone
@@ -167,6 +168,122 @@ def test_a_parameter_with_other_memory_before_it_is_planned_fails_the_save(store
         train(state)
         checkpointer.save(base + 2, state, wait=False).wait()
     assert steps_from(store, base) == [2]
+
+
+def test_weights_that_are_away_only_while_the_save_is_planned_fail_it(store, base, monkeypatch):
+    state = trained()
+    weight = state["model"][0].weight
+    own, average = weight.data, torch.full_like(weight.data, 9.0)
+    prepare = saving.prepare
+
+    def in_between(store, facts, gather, *rest):
+        weight.data = average
+        try:
+            return prepare(store, facts, gather, *rest)
+        finally:
+            weight.data = own
+
+    with Checkpointer(store) as checkpointer:
+        monkeypatch.setattr(saving, "prepare", in_between)
+        handle = checkpointer.save(base + 1, state, wait=False)
+        with pytest.raises(SnapshotTorn, match=r"0\.weight was given other memory"):
+            handle.wait()
+    assert steps_from(store, base) == []
+
+
+def test_what_is_set_aside_is_tied_only_if_it_was_in_the_call(store, base, held_plans):
+    state = trained()
+    state["a"], state["b"] = torch.ones(3), torch.full((3,), 2.0)
+    with Checkpointer(store) as checkpointer:
+        handle = checkpointer.save(base + 1, state, wait=False)
+        state["b"].data = state["a"].data
+        state["model"][0].requires_grad_(False)
+        held_plans.set()
+        handle.wait()
+        with checkpointer.open(base + 1) as opened:
+            assert opened.tensor("b").read().tolist() == [2.0] * 3
+            assert opened.manifest.aliases == {}
+            assert opened.record("0.weight").kind == "model"
+
+
+def test_memory_that_is_shared_with_counts_of_changes_of_its_own_is_saved(store, base):
+    embedding = torch.nn.Embedding(7, 5, padding_idx=0)
+    head = torch.nn.Linear(5, 7, bias=False)
+    head.weight.data = embedding.weight.data
+    assert head.weight._version != embedding.weight._version
+    model = torch.nn.Sequential(embedding, head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = {"model": model, "optimizer": optimizer}
+    with Checkpointer(store) as checkpointer:
+        checkpointer.save(base + 1, state, wait=False).wait()
+        views = {"weights": {"w": head.weight.data}, "optimizer": optimizer}
+        checkpointer.save(base + 2, views, wait=False).wait()
+    assert steps_from(store, base) == [1, 2]
+
+
+def test_a_step_that_is_interrupted_while_it_helps_fails_the_save_and_holds_nothing_up(
+    store, base, held_slots, monkeypatch
+):
+    state = trained()
+    fill = TensorSource.fill
+    main = threading.get_ident()
+
+    def interrupted(source, duty, address):
+        if threading.get_ident() == main:
+            raise KeyboardInterrupt
+        helped.wait(20)
+        return fill(source, duty, address)
+
+    helped = threading.Event()
+    monkeypatch.setattr(TensorSource, "fill", interrupted)
+    with Checkpointer(store) as checkpointer:
+        handle = checkpointer.save(base + 1, state, wait=False)
+        held_slots.set()
+        copy = checkpointer._background._gates.copy
+        assert copy._is_ready.wait(20)
+        copy._late.appendleft(copy._late[0])  # one for each thread, however few there are
+        copy._left += 1
+        with pytest.raises(KeyboardInterrupt):
+            copy.help()
+        helped.set()
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait(timeout=20)
+    assert steps_from(store, base) == []
+
+
+def test_a_thread_that_cannot_be_had_fails_the_call_and_closes_no_gate(store, base, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    state = trained()
+    with Checkpointer(store) as checkpointer:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                checkpointer.save(base + 1, state, wait=False)
+        train(state)
+        checkpointer.save(base + 2, state, wait=False).wait()
+    assert steps_from(store, base) == [2]
+
+
+def test_a_save_is_planned_and_copied_while_another_is_written_by_this_process(store, base):
+    let = threading.Event()
+
+    class Slow(Files):
+        def flush(self, descriptor):
+            assert let.wait(30)
+            super().flush(descriptor)
+
+    state = trained()
+    with Checkpointer(store, writing=Writing(files=Slow())) as checkpointer:
+        first = checkpointer.save(base + 1, state, wait=False)
+        train(state)
+        second = checkpointer.save(base + 2, state, wait=False)
+        train(state)
+        assert not first.is_done
+        let.set()
+        second.wait()
+    assert steps_from(store, base) == [1, 2]
 
 
 def test_what_goes_wrong_in_a_plan_is_raised_by_the_handle_and_holds_nobody_up(
@@ -361,5 +478,5 @@ def test_writing_is_public():
 def test_the_memory_of_the_second_slot_is_taken_before_it_is_needed(store, base):
     with Checkpointer(store) as checkpointer:
         checkpointer.save(base + 1, {"x": torch.ones(5)}, wait=False).wait(timeout=30)
-        checkpointer._background._thread.submit(lambda: None).result(20)
+        checkpointer._background._thread.join(20)
         assert None not in checkpointer._background._slots
