@@ -104,7 +104,7 @@ def test_a_second_keeper_of_the_same_directory_says_so_and_exits(keeper):
         timeout=30,
     )
     assert again.returncode == 75
-    assert "another keeper holds" in again.stderr
+    assert "another keeper keeps" in again.stderr
     assert keeper.agent().request("statistics")["ok"]
 
 
@@ -304,7 +304,7 @@ def test_many_who_start_a_keeper_at_once_get_the_same_one(tmp_path, client, no_l
     assert [starter.wait(60) for starter in starters] == [0, 0, 0, 0]
     agent = client.Agent(f"{runtime}/keeper.sock")
     log = (tmp_path / "cluster" / "keeper.log").read_text()
-    assert log.count("another keeper holds") == 3
+    assert log.count("another keeper keeps") == 3
     pid = agent.welcome["pid"]
     agent.request("shutdown")
     client.wait_until(lambda: not client.is_alive(pid), "the keeper's end")
