@@ -158,10 +158,11 @@ def test_all_who_ask_in_one_turn_share_a_look_at_the_processes(monkeypatch):
 def test_a_scan_finds_by_session_by_ancestry_and_by_mark():
     words = ["sh", "-c", "sleep 100 & echo; wait"]
     leader = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
-    environment = {**os.environ, "ARGOSY_MARK": "some mark"}
+    mark = f"some mark of {os.getpid()}"  # the same test may run elsewhere on this machine
+    environment = {**os.environ, "ARGOSY_MARK": mark}
     marked = subprocess.Popen(["sleep", "100"], env=environment, start_new_session=True)
     leader.stdout.readline()
-    group = find_containment("argosy-unit-none", "scan").make_group("a", "some mark")
+    group = find_containment("argosy-unit-none", "scan").make_group("a", mark)
     group.add(leader.pid)
     found = {seen.pid for seen in group.members()}
     assert marked.pid in found
