@@ -112,6 +112,15 @@ def test_a_cluster_on_a_full_disk_can_be_taken_down_by_force(cluster, small_home
     cluster.wait_until(lambda: cluster.view(run)["state"] == "ended", "the run's end is known")
 
 
+def test_a_run_ends_though_the_record_of_its_exit_cannot_be_written(cluster):
+    cluster.argosy("up")
+    (directory,) = (cluster.home / "clusters").iterdir()
+    shutil.rmtree(directory / "exits")
+    assert cluster.argosy("run", "--", "echo", "well").stdout == "well\n"
+    told = "an exit record could not be written"
+    cluster.wait_until(lambda: told in cluster.argosy("events", "--all").stdout, told)
+
+
 @needs_root
 def test_ranks_outlive_a_log_disk_that_they_fill_and_people_are_warned(cluster, log_disk):
     gate = cluster.home.parent / "gate"

@@ -56,7 +56,7 @@ def test_a_disk_that_refuses_is_told_once_and_nothing_is_lost(tmp_path):
     records.exits = f"{tmp_path}/gone"
     outbox.emit(exited("a"))
     outbox.emit(exited("b"))
-    assert [kind for _, kind in sent] == ["note", "exited", "exited"]
+    assert sent == [(1, "exited"), (2, "note"), (3, "exited")]
 
 
 def test_exits_of_a_dead_keeper_are_reported_once_under_the_new_one(tmp_path):

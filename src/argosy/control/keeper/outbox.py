@@ -43,8 +43,9 @@ class Outbox:
         number = self.number
         kind = event["event"]
         self._waiting[number] = event
+        is_recorded = True
         if kind == "exited":
-            self._record(number, event)
+            is_recorded = self.records.write_exit(self.keeper, number, event)
         elif kind == "link":
             said = self._links.setdefault(_links_key(event), deque())
             self._bound(said, _MOST_LINKS_PER_ATTEMPT)
@@ -54,6 +55,9 @@ class Outbox:
             self._notes.append(number)
         if self.send is not None:
             self.send({"type": "event", "number": number, "event": event})
+        if kind == "exited":
+            # A note is an event too: before the exit was sent it would overtake it, and whoever listens takes numbers in order.
+            self._judge_disk(is_recorded)
         return number
 
     def note(self, text: str, *, run: str = "", attempt: str = "", level: str = "warning") -> None:
@@ -131,11 +135,10 @@ class Outbox:
         while len(numbers) >= most:
             self._waiting.pop(numbers.popleft(), None)
 
-    def _record(self, number: int, event: dict[str, Any]) -> None:
-        if self.records.write_exit(self.keeper, number, event):
-            self._is_disk_failing = False
-        elif not self._is_disk_failing:
-            self._is_disk_failing = True
+    def _judge_disk(self, is_writable: bool) -> None:
+        """Say that exit records cannot be written, once until they can again."""
+        was_failing, self._is_disk_failing = self._is_disk_failing, not is_writable
+        if self._is_disk_failing and not was_failing:
             self.note(f"an exit record could not be written ({self.records.last_error})")
 
 
