@@ -433,6 +433,22 @@ def test_an_idle_zygote_grows_a_second_layer_that_forks_too(tmp_path):
         wait_until(lambda: not is_alive(message["pid"]))
 
 
+def test_who_may_not_lower_its_nice_level_grows_layers_and_forks_all_the_same(tmp_path):
+    with FakeKeeper(tmp_path, preload=["json"], is_privileged=False) as keeper:
+        send_frame(keeper.socket, {"type": "preload", "modules": ["decimal"], "layer": 2})
+        ready, _ = receive_frame(keeper.socket)
+        assert (ready["type"], ready["layer"]) == ("ready", 2)
+        path = write(tmp_path, "import os; print(os.nice(0))")
+        (plain,) = start(keeper, path)
+        (asked,) = start(keeper, path, nice=-3)
+        for process in (plain, asked):
+            process.open_gate()
+            assert process.wait() == 0
+            assert process.stdout.read_text() == "5\n"
+        assert plain.stderr.read_text() == ""
+        assert asked.stderr.read_text() == "argosy: nice level -3 is not allowed here, it stays 5\n"
+
+
 def test_a_large_batch_is_forked_at_once(keeper, tmp_path):
     processes = start(keeper, write(tmp_path, "print('one of many')"), count=40)
     assert len({process.pid for process in processes}) == 40

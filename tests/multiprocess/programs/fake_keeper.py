@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
+PR_CAPBSET_DROP = 24
+CAP_SYS_NICE = 23
 MARK_ROOM = 96
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -94,13 +96,21 @@ class Process:
         return self.status
 
 
+def _prepare_zygote(is_privileged):
+    _libc.prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    if not is_privileged:
+        os.nice(5)
+        _libc.prctl(PR_CAPBSET_DROP, CAP_SYS_NICE, 0, 0, 0)
+
+
 class FakeKeeper:
     """Starts a zygote and forks through it; every process it got is ended by `close`."""
 
     _num_open = 0
     _num_made = 0
 
-    def __init__(self, directory, preload=(), env=None, cwd="/"):
+    def __init__(self, directory, preload=(), env=None, cwd="/", is_privileged=True):
+        """Unprivileged: at nice level 5, without the right to lower it."""
         self.directory = Path(directory)
         self.processes = []
         self._next = 0
@@ -117,7 +127,7 @@ class FakeKeeper:
             env=zygote_env,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: _libc.prctl(1, int(signal.SIGKILL), 0, 0, 0),
+            preexec_fn=lambda: _prepare_zygote(is_privileged),
         )
         theirs.close()
         send_frame(self.socket, {"type": "preload", "modules": list(preload), "layer": 1})

@@ -165,7 +165,8 @@ def _join_groups(errand: Errand) -> None:
 def _set_attributes(errand: Errand, report: int) -> None:
     if errand.oom_score is not None:
         set_oom_score(errand.oom_score)
-    if not set_priority(errand.nice):
+    # A cluster that was started at a higher level than 0 cannot come back from it, and nobody asked for that.
+    if not set_priority(errand.nice) and errand.nice:
         _say(report, note=f"nice level {errand.nice} is not allowed here")
     if errand.affinity:
         try:

@@ -237,13 +237,23 @@ def _leaving_time_to_others() -> Iterator[None]:
     """Ranks of a first run may be computing by now: give way to them, without being starved by them."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    if os.geteuid() == 0:  # others could not come back from a higher nice level
+    if _can_come_back(own):
         os.setpriority(os.PRIO_PROCESS, 0, max(own, 0) + _PATIENT_NICE)
     try:
         yield
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, own)
+
+
+def _can_come_back(nice: int) -> bool:
+    """Whether this process may lower its nice level to this one again: tried, as neither the user nor the capabilities tell it everywhere."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, nice - 1)
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    except PermissionError:
+        return False
+    return True
 
 
 def _fork_ranks(batch: list[Assignment], report: int) -> Assignment:

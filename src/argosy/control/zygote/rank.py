@@ -7,6 +7,7 @@ a collective would never run and would eat the grace period.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import json
@@ -96,7 +97,7 @@ def _apply_limits(assignment: Assignment) -> None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.umask(assignment.umask)
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.setpriority(os.PRIO_PROCESS, 0, assignment.nice)
+    _set_nice(assignment.nice)
     if assignment.affinity:
         os.sched_setaffinity(0, assignment.affinity)
     if assignment.oom_score_adj is not None:
@@ -105,6 +106,18 @@ def _apply_limits(assignment: Assignment) -> None:
         number = getattr(resource, f"RLIMIT_{name.upper()}", None)
         if number is not None:
             _set_limit(number, limit[0], limit[1])
+
+
+def _set_nice(level: int) -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, level)
+    except PermissionError:
+        # Lowering it is a privilege. That the cluster was started at a higher level than 0 is no news to whoever did it.
+        if level:
+            stays = os.getpriority(os.PRIO_PROCESS, 0)
+            text = f"argosy: nice level {level} is not allowed here, it stays {stays}\n"
+            with contextlib.suppress(OSError):
+                os.write(2, text.encode())
 
 
 def _write_oom_score(score: int) -> None:
