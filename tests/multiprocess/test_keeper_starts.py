@@ -206,7 +206,10 @@ def test_the_error_file_is_in_the_exit(keeper, agent):
     assert agent.wait_event("exited", attempt=order["attempt"])["error"] == "it broke\n"
 
 
-def test_a_guest_runs_in_the_group_of_its_host_and_dies_with_it(keeper, agent):
+@pytest.mark.parametrize("method", ["auto", "scan"])
+def test_a_guest_runs_in_the_group_of_its_host_and_dies_with_it(make_keeper, method):
+    keeper = make_keeper("--containment", method)
+    agent = keeper.agent()
     host = keeper.order("sleep", "1000")
     agent.spawn(host)
     pid = agent.wait_event("started", attempt=host["attempt"])["pid"]
@@ -220,6 +223,26 @@ def test_a_guest_runs_in_the_group_of_its_host_and_dies_with_it(keeper, agent):
     late = keeper.order("true", join=host["attempt"])
     agent.spawn(late)
     assert "is not running" in agent.wait_event("exited", attempt=late["attempt"])["error"]
+
+
+@pytest.mark.parametrize("method", ["auto", "scan"])
+def test_what_a_guest_leaves_running_ends_with_it_and_its_host_goes_on(
+    make_keeper, client, tmp_path, method
+):
+    keeper = make_keeper("--containment", method)
+    agent = keeper.agent()
+    host = keeper.order("sleep", "1000")
+    agent.spawn(host)
+    pid = agent.wait_event("started", attempt=host["attempt"])["pid"]
+    place = tmp_path / "left"
+    leave = f"setsid sh -c 'echo $$ > {place}.new; mv {place}.new {place}; exec sleep 1000' &"
+    until = f"until test -e {place}; do sleep 0.01; done; exit 3"
+    guest = keeper.order("sh", "-c", f"{leave} {until}", join=host["attempt"])
+    agent.spawn(guest)
+    exited = agent.wait_event("exited", attempt=guest["attempt"])
+    assert (exited["code"], exited["swept"]) == (3, 1)
+    assert not client.is_alive(int(place.read_text()))
+    assert client.is_alive(pid)
 
 
 def test_a_memory_limit_ends_the_process_and_is_named_as_the_cause(keeper, agent):

@@ -20,7 +20,8 @@ import time
 from collections import deque
 from typing import Any
 
-from argosy.control.errands import Errands, Roster, is_exec
+from argosy.control.errands import Errands, Roster
+from argosy.control.guests import Guests
 from argosy.control.home import Cluster
 from argosy.control.hostside import HostOutputs, HostSide
 from argosy.control.keeperlink import Frame, Held, KeeperLink
@@ -58,9 +59,12 @@ class Agent:
         self._channel: Channel[FromController | Refused] | None = None
         self._roster = Roster()
         self._environments = LaunchEnvironments(self._held.read_blob)
-        self._errands = Errands(self._get_link, self._roster, self._environments, self.statistics)
+        self._guests = Guests(self._get_link, self._environments)
+        self._errands = Errands(
+            self._get_link, self._roster, self._environments, self._guests, self.statistics
+        )
         self._index = LogIndex(self._disk_is_full)
-        self._probes = Probes(self._probed)
+        self._probes = Probes(self._probed, self._guests.probe)
         self._waiting: deque[Frame] = deque()
         """Frames to the keeper behind a spawn whose environment is being fetched."""
         self._unwatched: dict[str, Launch] = {}
@@ -142,6 +146,7 @@ class Agent:
         if kind == "event":
             event = frame["event"]
             self._roster.seen(event)
+            self._guests.seen(event)
             if event.get("event") == "exited":
                 self._end_watches(str(event.get("attempt")))
             self._apply(self._side.keeper_event(self.now(), int(frame["number"]), event))
@@ -156,10 +161,10 @@ class Agent:
         link = self._get_link()
         attempts = list(frame.get("attempts") or [])
         self._roster.listed(attempts)
-        known = [entry for entry in attempts if not is_exec(str(entry.get("attempt")))]
+        self._guests.listed(attempts)
         runs = {str(arena["run"]) for arena in frame.get("arenas") or []}
         runs |= set(frame.get("ports") or {})
-        self._apply(self._side.keeper_connected(self.now(), link.keeper, link.pid, known, runs))
+        self._apply(self._side.keeper_connected(self.now(), link.keeper, link.pid, attempts, runs))
         self._listed.set()
 
     def _send_keeper(self, frame: Frame) -> None:
@@ -284,8 +289,7 @@ class Agent:
             # Not now: the processes that are being started need the CPU more.
             self._loop.call_later(_WATCH_SECONDS, self._watch_outputs)
         for attempt, probe, launch in outputs.probes:
-            environment = self._environments.whole(launch.env_blob, launch.env)
-            self._probes.begin(attempt, probe, launch, environment)
+            self._probes.begin(attempt, probe, launch)
         self._set_timer()
 
     def _tell_controller(self, messages: list[FromAgent]) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import secrets
 import signal
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from argosy.control.guests import Guests, exec_name, guest_order, is_exec
 from argosy.control.hostroom import find_shortage
 from argosy.control.keeperevents import is_step
 from argosy.control.keeperlink import KeeperLink
@@ -97,12 +97,14 @@ class Errands:
         link: Callable[[], KeeperLink],
         roster: Roster,
         environments: LaunchEnvironments,
+        guests: Guests,
         statistics: Callable[[], Data],
     ) -> None:
         """`link` gives the present link, or raises ClusterError when there is none."""
         self._link = link
         self._roster = roster
         self._environments = environments
+        self._guests = guests
         self._statistics = statistics
         self._verbs: dict[str, Callable[[Data], Awaitable[Data]]] = {
             "put_blob": self._put_blob,
@@ -177,20 +179,22 @@ class Errands:
         launch = self._roster.launches.get(target)
         if launch is None or not self._roster.pids.get(target):
             raise ClusterError(f"{target} does not run on this host")
-        attempt = f"{target}.exec-{secrets.token_hex(4)}"
-        order = exec_order(launch, attempt, data)
-        batch = {
-            "run": launch.run,
-            "role": launch.role,
-            "generation": launch.generation,
-            "zygote": None,
-            "store": None,
-            "attempts": [order],
-        }
-        os.makedirs(os.path.dirname(order["stdout"]), mode=0o700, exist_ok=True)
+        attempt, is_tty = exec_name(target), bool(data.get("tty"))
+        directory = exec_directory(os.path.dirname(os.path.dirname(launch.stdout)))
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        stdout = os.path.join(directory, f"{attempt}.out")
+        stderr = stdout if is_tty else os.path.join(directory, f"{attempt}.err")
+        order = guest_order(
+            launch,
+            attempt,
+            [str(word) for word in data["argv"]],
+            env={str(k): str(v) for k, v in (data.get("env") or {}).items()},
+            output=(stdout, stderr),
+            is_tty=is_tty,
+        )
         self._roster.begin_exec(attempt)
-        await self._link().ask({"type": "spawn", "batch": batch}, timeout_seconds=30)
-        return {"attempt": attempt, "stdout": order["stdout"], "stderr": order["stderr"]}
+        await self._guests.start(launch, order)
+        return {"attempt": attempt, "stdout": stdout, "stderr": stderr}
 
     async def _exec_state(self, data: Data) -> Data:
         return self._roster.exec_state(str(data["attempt"]))
@@ -224,41 +228,3 @@ def find_halted(pids: dict[str, int]) -> list[str]:
         if state == b"T":
             halted.append(attempt)
     return halted
-
-
-def is_exec(attempt: str) -> bool:
-    """Whether an attempt's id is that of an exec'd command."""
-    return ".exec-" in attempt
-
-
-def exec_order(launch: Launch, attempt: str, data: Data) -> Data:
-    """The keeper's order for a command beside a process: its environment, directory, limits and containment."""
-    directory = exec_directory(os.path.dirname(os.path.dirname(launch.stdout)))
-    output = os.path.join(directory, attempt)
-    is_tty = bool(data.get("tty"))
-    return {
-        "attempt": attempt,
-        "run": launch.run,
-        "role": launch.role,
-        "index": launch.index,
-        "generation": launch.generation,
-        "token": secrets.token_hex(16),
-        "program": {"kind": "exec", "argv": [str(word) for word in data["argv"]]},
-        "python": launch.python,
-        "env_blob": launch.env_blob,
-        "env": {**launch.env, **{str(k): str(v) for k, v in (data.get("env") or {}).items()}},
-        "cwd": launch.cwd,
-        "umask": launch.umask,
-        "limits": launch.limits,
-        "affinity": launch.affinity,
-        "stdout": output + ".out",
-        "stderr": output + (".out" if is_tty else ".err"),
-        "tty": is_tty,
-        "error_file": "",
-        "threads": None,
-        "nice": launch.nice,
-        "memory_bytes": None,
-        "secret_blobs": {},
-        "parked": False,
-        "join": launch.attempt,
-    }

@@ -142,6 +142,10 @@ class KeeperLink:
                 return
             self._loop.add_writer(self._socket.fileno(), self._flush)
 
+    def tell(self, frame: Frame) -> None:
+        """Send a request of the agent's own whose reply nobody needs."""
+        self.send({**frame, "id": next(self._ids)})
+
     async def ask(self, frame: Frame, *, timeout_seconds: float = 10.0) -> Frame:
         """Send a request of the agent's own and wait for its reply; ClusterError when it says no or the link ends."""
         number = next(self._ids)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from argosy.control.keeper.kernel import set_death_signal
+from argosy.errors import ClusterError
 from argosy.protocol.messages import Launch
 
 Check = Callable[[], Awaitable[str]]
 """Empty when ready, else why not."""
+RunCommand = Callable[[Launch, list[str]], Awaitable[dict[str, Any]]]
+"""Runs a command beside a process; how it exited."""
 _ATTEMPT_SECONDS = 5.0
 _MOST_HEADER_BYTES = 16 << 10
 
@@ -23,16 +24,17 @@ _MOST_HEADER_BYTES = 16 << 10
 class Probes:
     """All running probes, by attempt."""
 
-    def __init__(self, on_answer: Callable[[str, bool, str], None]) -> None:
+    def __init__(
+        self, on_answer: Callable[[str, bool, str], None], run_command: RunCommand
+    ) -> None:
         self._on_answer = on_answer
+        self._run_command = run_command
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def begin(
-        self, attempt: str, probe: dict[str, Any], launch: Launch, environment: dict[str, str]
-    ) -> None:
-        """Start to ask; `environment` is the process's, for commands."""
+    def begin(self, attempt: str, probe: dict[str, Any], launch: Launch) -> None:
+        """Start to ask."""
         self.cancel(attempt)
-        check = make_check(probe, launch, environment)
+        check = make_check(probe, launch, self._run_command)
         self._tasks[attempt] = asyncio.create_task(self._ask(attempt, probe, check))
 
     def cancel(self, attempt: str) -> None:
@@ -62,7 +64,7 @@ class Probes:
         self._on_answer(attempt, True, "")
 
 
-def make_check(probe: dict[str, Any], launch: Launch, environment: dict[str, str]) -> Check:
+def make_check(probe: dict[str, Any], launch: Launch, run_command: RunCommand) -> Check:
     """The question of this probe."""
     if probe.get("port"):
         port = launch.ports.get(str(probe["port"]), 0)
@@ -74,7 +76,7 @@ def make_check(probe: dict[str, Any], launch: Launch, environment: dict[str, str
         path = os.path.join(launch.cwd, str(probe["file"]))
         return lambda: _check_file(path)
     argv = [str(word) for word in probe.get("command") or ["false"]]
-    return lambda: _check_command(argv, launch.cwd, environment)
+    return lambda: _check_command(run_command, launch, argv)
 
 
 async def _check_port(port: int) -> str:
@@ -110,32 +112,13 @@ async def _check_file(path: str) -> str:
     return "" if os.path.exists(path) else f"there is no file {path}"
 
 
-async def _check_command(argv: list[str], cwd: str, environment: dict[str, str]) -> str:
+async def _check_command(run: RunCommand, launch: Launch, argv: list[str]) -> str:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=cwd,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            # Killed with the agent: its successor asks anew, and nobody else would end it.
-            preexec_fn=_die_with_agent,
-        )
-    except OSError as error:
-        return f"{argv[0]}: {error}"
-    try:
-        code = await process.wait()
-    except asyncio.CancelledError:
-        # The whole group: a shell's children must not outlive the question.
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        raise
-    return "" if code == 0 else f"{argv[0]} exited with {code}"
-
-
-def _die_with_agent() -> None:
-    set_death_signal(signal.SIGKILL)
+        end = await run(launch, argv)
+    except ClusterError as error:
+        return f"{argv[0]}: {error.what}"
+    if end.get("code") == 0:
+        return ""
+    if end.get("signal") is not None:
+        return f"{argv[0]} was ended by signal {end['signal']}"
+    return str(end.get("error") or f"{argv[0]} exited with {end.get('code')}")

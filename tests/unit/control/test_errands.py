@@ -19,7 +19,7 @@ def test_an_agent_knows_the_step_each_living_process_is_at():
     roster.seen(said("r1.train.0.0", say="ready"))
     roster.seen(said("r1.train.0.0", say="step", step="half"))
     roster.seen(said("r1.train.9.0", say="step", step=9))
-    errands = Errands(lambda: None, roster, None, dict)
+    errands = Errands(lambda: None, roster, None, None, dict)
 
     def steps():
         attempts = ["r1.train.0.0", "r1.train.1.0", "r1.train.9.0"]

@@ -131,7 +131,7 @@ def test_the_exception_that_a_command_printed_as_it_ended_is_in_its_exit(
     parts, tmp_path, end, is_guest, error
 ):
     attempt = parts.enter(0)
-    attempt.is_guest = is_guest
+    attempt.host = "r.train.1.0" if is_guest else ""
     attempt.order = {**order(0), "stderr": str(tmp_path / "err")}
     with open(attempt.order["stderr"], "w") as file:
         process = subprocess.Popen([sys.executable, "-S", "-c", end], stderr=file)

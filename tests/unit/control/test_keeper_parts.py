@@ -10,7 +10,7 @@ import pytest
 
 from argosy.control.keeper import census
 from argosy.control.keeper.arenas import ArenaError, Arenas, Blobs
-from argosy.control.keeper.attempts import OrderError, command_line, make_attempt
+from argosy.control.keeper.attempts import Attempt, OrderError, command_line, make_attempt
 from argosy.control.keeper.children import read_report
 from argosy.control.keeper.containment import Group, find_containment
 from argosy.control.keeper.ends import Ends
@@ -310,8 +310,8 @@ def test_a_command_beside_a_process_gets_no_token(beside):
         mark=lambda attempt: "m",
         socket_path="/s",
     )
-    order = {"env_blob": "b", "join": beside, "env": {"RANK": "0"}}
-    attempt = SimpleNamespace(order=order, attempt="a", token="secret")
+    order = {"env_blob": "b", "env": {"RANK": "0"}}
+    attempt = Attempt(order, "a", "r1", "train", 0, token="secret", host=beside)
     environment = build_environment(keeper, attempt, {})
     assert (environment["RANK"], environment["HOME"]) == ("0", "/h")
     assert environment.get("ARGOSY_TOKEN") == (None if beside else "secret")

@@ -1,13 +1,12 @@
 import asyncio
 import functools
-import os
 import socket
-import subprocess
 import sys
-import time
-from pathlib import Path
+
+import pytest
 
 from argosy.control.probes import Probes
+from argosy.errors import ClusterError
 from argosy.protocol.messages import Launch
 
 
@@ -39,13 +38,15 @@ def launch(tmp_path, **ports):
     )
 
 
-async def answer(probe, launch, environment=None, meanwhile=None):
+async def refuse(launch, argv):
+    raise ClusterError(f"nobody runs {argv} beside {launch.attempt} here")
+
+
+async def answer(probe, launch, run_command=refuse, meanwhile=None):
     """What one probe says in the end."""
     told = asyncio.get_running_loop().create_future()
-    probes = Probes(lambda attempt, ready, why: told.set_result((attempt, ready, why)))
-    probes.begin(
-        "r.a.0.0", {"every_seconds": 0.01, **probe}, launch, environment or dict(os.environ)
-    )
+    probes = Probes(lambda attempt, ready, why: told.set_result((attempt, ready, why)), run_command)
+    probes.begin("r.a.0.0", {"every_seconds": 0.01, **probe}, launch)
     if meanwhile is not None:
         await asyncio.sleep(0.05)
         assert not told.done()
@@ -91,15 +92,58 @@ async def test_a_file_is_ready_when_it_exists_in_the_process_directory(tmp_path)
 
 
 @in_loop
-async def test_a_command_is_ready_when_it_exits_well_in_the_process_environment(tmp_path):
-    environment = {**os.environ, "WANT": str(tmp_path / "flag")}
+async def test_a_command_is_ready_when_it_exits_well(tmp_path):
+    asked = []
+
+    async def run(launch, argv):
+        asked.append((launch.attempt, argv))
+        return {"code": 0 if (tmp_path / "flag").exists() else 1, "signal": None, "error": ""}
+
     found = await answer(
-        {"command": ["sh", "-c", 'test -e "$WANT"']},
+        {"command": ["test", "-e", "flag"]},
         launch(tmp_path),
-        environment,
+        run,
         meanwhile=(tmp_path / "flag").touch,
     )
     assert found[1]
+    assert asked[0] == ("r.a.0.0", ["test", "-e", "flag"])
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ({"code": 3, "signal": None, "error": ""}, "check exited with 3"),
+        ({"code": None, "signal": 9, "error": ""}, "check was ended by signal 9"),
+        ({"code": None, "signal": None, "error": "not found: check"}, "not found: check"),
+    ],
+)
+async def test_a_command_that_fails_is_told_with_how_it_ended(tmp_path, end, why):
+    async def run(launch, argv):
+        return end
+
+    found = await answer({"command": ["check"], "timeout_seconds": 0.05}, launch(tmp_path), run)
+    assert found == ("r.a.0.0", False, f"not ready after 0.05 s: {why}")
+
+
+@in_loop
+async def test_a_cancelled_probe_says_nothing_and_cancels_its_command(tmp_path):
+    told, ends = [], []
+    begun = asyncio.Event()
+
+    async def run(launch, argv):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append(argv)
+
+    probes = Probes(lambda *what: told.append(what), run)
+    probes.begin("r.a.0.0", {"command": ["check"]}, launch(tmp_path))
+    await begun.wait()
+    probes.cancel("r.a.0.0")
+    await asyncio.sleep(0)
+    assert (told, ends) == ([], [["check"]])
 
 
 @in_loop
@@ -107,48 +151,6 @@ async def test_what_is_never_ready_is_told_with_the_last_reason(tmp_path):
     found = await answer({"file": "never", "timeout_seconds": 0.05}, launch(tmp_path))
     assert found[:2] == ("r.a.0.0", False)
     assert "never" in found[2]
-    found = await answer(
-        {"command": ["/no/such/program"], "timeout_seconds": 0.05}, launch(tmp_path)
-    )
+    found = await answer({"command": ["check"], "timeout_seconds": 0.05}, launch(tmp_path))
     assert not found[1]
-    assert "/no/such/program" in found[2]
-
-
-@in_loop
-async def test_a_cancelled_probe_says_nothing_and_leaves_no_process(tmp_path):
-    told = []
-    probes = Probes(lambda *what: told.append(what))
-    script = f"echo $$ > {tmp_path}/pid; sleep 1000; true"
-    probe = {"command": ["sh", "-c", script]}
-    probes.begin("r.a.0.0", probe, launch(tmp_path), dict(os.environ))
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-    pid = int((tmp_path / "pid").read_text())
-    probes.cancel("r.a.0.0")
-    while os.path.exists(f"/proc/{pid}"):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-    assert told == []
-
-
-def test_the_command_of_a_probe_dies_with_the_agent(tmp_path):
-    script = """
-import asyncio, sys
-from argosy.control import probes
-asyncio.run(probes._check_command(["sh", "-c", "echo $$ > pid; exec sleep 1000"], sys.argv[1], {}))
-"""
-    agent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
-    deadline = time.monotonic() + 20
-    try:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        agent.kill()
-        agent.wait()
-    status = f"/proc/{(tmp_path / 'pid').read_text().strip()}/status"
-    while os.path.exists(status) and "State:\tZ" not in Path(status).read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert "nobody runs ['check'] beside r.a.0.0 here" in found[2]

@@ -41,8 +41,8 @@ class Attempt:
     token: str = ""
     is_helper: bool = False
     """A store's host: the keeper's own errand, unknown to the agent."""
-    is_guest: bool = False
-    """A command beside a process: it has its environment and is no member of its gang."""
+    host: str = ""
+    """of a guest, a command beside a process: that process's attempt"""
     reform: dict[str, Any] | None = None
     """the newest generation that it was told"""
 
@@ -90,6 +90,11 @@ class Attempt:
     def is_member(self) -> bool:
         """Its end concerns the others of its role."""
         return not self.is_helper and not self.is_guest
+
+    @property
+    def is_guest(self) -> bool:
+        """It has the environment of another attempt's process, ends with it, and is no member of its gang."""
+        return bool(self.host)
 
     @property
     def has_process(self) -> bool:
@@ -150,7 +155,7 @@ def make_attempt(order: Any) -> Attempt:
         generation=order.get("generation") or 0,
         rank=_rank_of(order.get("env", {})),
         token=str(order.get("token", "")),
-        is_guest=bool(order.get("join")),
+        host=order.get("join") or "",
     )
 
 

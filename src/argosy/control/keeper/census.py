@@ -126,11 +126,12 @@ def mark_of(pid: int) -> str:
 
 
 class Census:
-    """Every process at one moment, by what binds them together."""
+    """The processes of one moment, by what binds them together."""
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[], dict[int, Seen]] | None = None) -> None:
+        """`find` looks at those that matter; by default all do."""
         self.at = time.monotonic()
-        self.everybody = look_at_all()
+        self.everybody = (find or look_at_all)()
         self._children: dict[int, list[int]] = {}
         self._sessions: dict[int, list[int]] = {}
         self._marks: dict[str, list[int]] = {}
@@ -164,7 +165,8 @@ class Census:
 class Lookout:
     """Looks at all processes once for everybody who asks in the same turn of a loop: thousands may end in one."""
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[], dict[int, Seen]] | None = None) -> None:
+        self._find = find
         self.turn_began: Callable[[], float] = time.monotonic
         """What was seen before this moment is not good enough; by default nothing is."""
         self._last: Census | None = None
@@ -172,7 +174,7 @@ class Lookout:
     def look(self) -> Census:
         """Who lives now, or did at the earliest when this turn began."""
         if self._last is None or self._last.at < self.turn_began():
-            self._last = Census()
+            self._last = Census(self._find)
         return self._last
 
 

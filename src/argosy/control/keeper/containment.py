@@ -82,6 +82,16 @@ class Group:
         """Remove the empty group; False when the kernel still finds it busy."""
         return True
 
+    def part(self, mark: str, leader: int) -> Group:
+        """The tree of a guest in this group: of its members those that session, ancestry or mark prove to be the guest's."""
+        lookout = self.lookout if self.entry is None else Lookout(self._look_inside)
+        guest = Group("", mark, lookout)
+        guest.leader = leader
+        return guest
+
+    def _look_inside(self) -> dict[int, Seen]:
+        return {seen.pid: seen for seen in processes_in(self.path)}
+
 
 class CgroupTwo(Group):
     """A cgroup of the v2 hierarchy: ended by one write, whatever its members did."""

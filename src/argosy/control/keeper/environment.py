@@ -30,7 +30,7 @@ def build_environment(keeper: Keeper, attempt: Attempt, store: dict[str, str]) -
     env.update(store)
     env["ARGOSY_MARK"] = keeper.mark(attempt.attempt)
     env["ARGOSY_ATTEMPT"] = attempt.attempt
-    if attempt.order.get("join"):
+    if attempt.is_guest:
         # A command beside a process has nothing to say to the keeper: `argosy exec … env` shows no token.
         for name in ("ARGOSY_KEEPER_SOCKET", "ARGOSY_TOKEN"):
             env.pop(name, None)

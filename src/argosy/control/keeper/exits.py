@@ -78,6 +78,9 @@ class Exits:
             attempt.stop_timer.cancel()
         attempt.gate = close_fd(attempt.gate)
         self._read_last_report(attempt)
+        for guest in self.keeper.guests_of(attempt.attempt):
+            # In a cgroup of their host they end with it anyway; a scan would not find them.
+            self.kill(guest)
         Sweep(self.keeper, attempt, lambda: self._finish(attempt)).begin()
 
     def tell_peers(self, attempt: Attempt) -> None:
@@ -310,9 +313,7 @@ class Sweep:
         self.done = done
         self.group: Group | None = attempt.group
         if attempt.group is not None and not attempt.owns_group:
-            # A guest in another attempt's cgroup: only its own session and children are its tree.
-            self.group = Group("", keeper.mark(attempt.attempt), keeper.containment.lookout)
-            self.group.leader = attempt.pid
+            self.group = attempt.group.part(keeper.mark(attempt.attempt), attempt.pid)
         self._wake = -1
         self._until = time.monotonic() + _SWEEP_SECONDS
         self._pause = 0.001

@@ -322,8 +322,10 @@ class Starts:
         entries = []
         if attempt.group is not None and attempt.group.entry is not None:
             entries.append(attempt.group.entry)
-        if attempt.memory is not None and not attempt.memory.is_version_two:
-            entries.append(attempt.memory.entry)
+        host = self.keeper.attempts.get(attempt.host)
+        memory = attempt.memory if host is None else host.memory
+        if memory is not None and not memory.is_version_two:
+            entries.append(memory.entry)
         return Errand(
             argv=command_line(order),
             env=env,
@@ -370,12 +372,11 @@ class Starts:
         return True
 
     def _contain(self, attempt: Attempt) -> None:
-        host = attempt.order.get("join")
-        if host:
-            other = self.keeper.attempts.get(host)
-            if other is None or not other.is_live or not other.has_process:
-                raise OrderError(f"attempt {host} is not running")
-            attempt.group, attempt.owns_group = other.group, False
+        if attempt.is_guest:
+            host = self.keeper.attempts.get(attempt.host)
+            if host is None or not host.is_live or not host.has_process:
+                raise OrderError(f"attempt {attempt.host} is not running")
+            attempt.group, attempt.owns_group = host.group, False
             return
         if attempt.group is None:
             mark = self.keeper.mark(attempt.attempt)
@@ -468,7 +469,7 @@ def _umask(order: dict[str, Any]) -> int:
 
 
 def _can_fork(attempt: Attempt) -> bool:
-    return attempt.order["program"]["kind"] != "exec" and not attempt.order.get("join")
+    return attempt.order["program"]["kind"] != "exec" and not attempt.is_guest
 
 
 def _join(entry: str, pid: int) -> None:

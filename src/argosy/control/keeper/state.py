@@ -56,6 +56,8 @@ class Keeper:
     ends: Ends = field(default_factory=Ends)
     linked: dict[tuple[str, str], dict[str, Attempt]] = field(default_factory=dict)
     """The attempts of each run and role that have a link."""
+    guests: dict[str, dict[str, Attempt]] = field(default_factory=dict)
+    """By attempt: the commands beside it that have not ended."""
     num_unended: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Attempts of each run and role that have not ended; without helpers."""
     listeners: dict[str, socket.socket] = field(default_factory=dict)
@@ -87,6 +89,8 @@ class Keeper:
         self.attempts[attempt.attempt] = attempt
         if not attempt.is_helper and attempt.state != "exited":
             self.num_unended[attempt.run, attempt.role] += 1
+            if attempt.is_guest:
+                self.guests.setdefault(attempt.host, {})[attempt.attempt] = attempt
 
     def conclude(self, attempt: Attempt) -> None:
         """It has ended; again is fine."""
@@ -95,6 +99,14 @@ class Keeper:
             self.num_unended[attempt.run, attempt.role] -= 1
             if not self.num_unended[attempt.run, attempt.role]:
                 del self.num_unended[attempt.run, attempt.role]
+            others = self.guests.get(attempt.host, {})
+            others.pop(attempt.attempt, None)
+            if not others:
+                self.guests.pop(attempt.host, None)
+
+    def guests_of(self, attempt: str) -> list[Attempt]:
+        """The commands beside an attempt that have not ended."""
+        return list(self.guests.get(attempt, {}).values())
 
     def live_of(self, run: str, role: str) -> list[Attempt]:
         """Attempts of a run and role that have not ended; looks at every attempt."""

@@ -37,7 +37,7 @@ _PLAIN = [
     "places",
     "token",
     "is_helper",
-    "is_guest",
+    "host",
     "reform",
     "state",
     "how",
