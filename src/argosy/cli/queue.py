@@ -41,33 +41,35 @@ def add(arguments: Arguments) -> int:
 
 def cancel(arguments: Arguments) -> int:
     """Take runs out of the queue; those that run already are stopped gracefully."""
-    controller = connect()
-    done = []
-    for view in choose_runs(controller, arguments.word()):
-        answer = controller.post(
-            f"/v1/runs/{view['run']}/stop", {"hard": False, "reason": "argosy queue cancel"}
-        )
-        done.append({"run": view["run"], "name": view["name"], **answer})
-        if not arguments.get("json"):
-            what = "cancelled" if view["state"] == "queued" else "is being stopped"
-            print(f"{view['run']} ({view['name']}) {what}")
+    runs = cancel_runs(connect(), arguments.word())
     if arguments.get("json"):
-        print(json.dumps({"runs": done}))
+        print(json.dumps({"runs": runs}))
+        return 0
+    for run in runs:
+        what = "cancelled" if run["was_queued"] else "is being stopped"
+        print(f"{run['run']} ({run['name']}) {what}")
     return 0
 
 
-def choose_runs(controller: Controller, word: str) -> list[dict[str, Any]]:
-    """An id or the beginning of one means that run; a name all runs of that name, arrays too, that have not ended.
+def cancel_runs(controller: Controller, word: str) -> list[dict[str, Any]]:
+    """End what a person means: by an id or the beginning of one that run, by a name all runs of that name, arrays too, that have not ended."""
+    body = {"runs": [word], "reason": "argosy queue cancel"}
+    runs: list[dict[str, Any]] = controller.post("/v1/stop", body)["runs"]
+    if not runs:
+        body["runs"] = [find_alive(controller, word)["run"]]
+        runs = controller.post("/v1/stop", body)["runs"]
+    return runs
 
-    Those that wait come first: a running one that is stopped makes room, in which they would start.
-    """
+
+def find_alive(controller: Controller, word: str) -> dict[str, Any]:
+    """The run whose id begins so; NotFoundError when nothing that is meant is alive."""
     views = controller.all_named(word) or [controller.run(word)]
-    alive = [view for view in views if view["state"] != "ended"]
-    if not alive:
-        all_ended = f"all {len(views)} runs of {word} have already ended"
-        what = describe_end(views[0]) if len(views) == 1 else all_ended
-        raise NotFoundError(what, fix="see `argosy ps --all`")
-    return sorted(alive, key=lambda view: view["state"] != "queued")
+    for view in views:
+        if view["state"] != "ended":
+            return view
+    all_ended = f"all {len(views)} runs of {word} have already ended"
+    what = describe_end(views[0]) if len(views) == 1 else all_ended
+    raise NotFoundError(what, fix="see `argosy ps --all`")
 
 
 def row_of(entry: dict[str, Any]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from contextlib import suppress
 from typing import Any
 
 from argosy.cli.arguments import Arguments, is_whole_number
@@ -34,34 +33,63 @@ def _stop_all(arguments: Arguments) -> int:
     if arguments.words:
         raise ConfigError(f"both {arguments.word()} and --all", fix="leave one of them out")
     controller = connect()
-    runs = controller.get(f"/v1/runs?all=0&limit={MOST_LISTED}")["runs"]
-    body = {"hard": False, "reason": arguments.get("reason") or "argosy stop --all"}
-    for view in runs:
-        with suppress(NotFoundError):  # it has ended by itself meanwhile
-            controller.post(f"/v1/runs/{view['run']}/stop", body)
+    # Looked at before: where the directory of one is that has ended and is forgotten, nobody says any more.
+    known = {view["run"]: view for view in _list(controller, with_ended=False)}
+    body = {"runs": None, "reason": arguments.get("reason") or "argosy stop --all"}
+    asked = controller.post("/v1/stop", body)["runs"]
+    runs = [known.get(each["run"]) or controller.run(each["run"]) for each in asked]
+    never_started = {each["run"] for each in asked if each["was_queued"]}
     if not arguments.get("no_wait"):
         with Progress().during("waiting for all runs to end"):
-            runs = [_await_end(controller, view) for view in runs]
+            runs = _await_ends(controller, runs, never_started)
     if arguments.get("json"):
         print(json.dumps({"runs": runs}))
         return 0
     for view in runs:
-        _say_end(arguments, controller, view, f"run {view['run']} {_told(view)}")
+        if view["run"] in never_started:
+            print(f"run {view['run']} cancelled")
+        else:
+            _say_end(arguments, controller, view, f"run {view['run']} {_told(view)}")
     if not runs:
         print("no run is alive")
     return 0
 
 
+def _list(controller: Controller, *, with_ended: bool) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]]
+    runs = controller.get(f"/v1/runs?all={int(with_ended)}&limit={MOST_LISTED}")["runs"]
+    return runs
+
+
+def _await_ends(
+    controller: Controller, runs: list[dict[str, Any]], never_started: set[str]
+) -> list[dict[str, Any]]:
+    """The runs as they ended. Thousands may have waited in the queue: they are looked at together."""
+    ended = (
+        {view["run"]: view for view in _list(controller, with_ended=True)} if never_started else {}
+    )
+    return [
+        ended.get(view["run"]) or _read_end(view, "cancelled")
+        if view["run"] in never_started
+        else _await_end(controller, view)
+        for view in runs
+    ]
+
+
 def _await_end(controller: Controller, view: dict[str, Any]) -> dict[str, Any]:
-    """The run as it ended; of one among so many that the controller has forgotten it already, what its directory says."""
     try:
         return RunHandle(view["run"], view["name"], controller.client).wait()
     except NotFoundError:
-        from argosy.cli.farewell import read_end
+        return _read_end(view, "")
 
-        end = read_end(view["directory"])
-        kept = {key: end.get(key) for key in ("outcome", "exit_code", "reason")}
-        return {**view, "state": "ended", **kept, "outcome": end.get("outcome", "")}
+
+def _read_end(view: dict[str, Any], outcome: str) -> dict[str, Any]:
+    """A run that the controller has forgotten already, among so many, as its directory says that it ended."""
+    from argosy.cli.farewell import read_end
+
+    end = read_end(view["directory"])
+    kept = {key: end.get(key) for key in ("outcome", "exit_code", "reason")}
+    return {**view, "state": "ended", **kept, "outcome": end.get("outcome", outcome)}
 
 
 def _told(view: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from argosy.control.commands import RunStopping
 from argosy.control.faults import FaultOrder
 from argosy.control.views import RunView
 from argosy.protocol.facts import Event, FaultInjected
@@ -77,6 +78,15 @@ class StopBody(Shape, frozen=True, kw_only=True):
     reason: str = ""
     role: str | None = None
     index: Index | None = None
+
+
+class StopRunsBody(Shape, frozen=True, kw_only=True):
+    """Which runs to end, all in one decision, and how."""
+
+    runs: list[Annotated[str, msgspec.Meta(min_length=1)]] | None = None
+    """Ids, names, names of arrays; null: all that are alive. Those that have ended are left alone."""
+    hard: bool = False
+    reason: str = ""
 
 
 class ScaleBody(Shape, frozen=True, kw_only=True):
@@ -185,6 +195,12 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """An accepted command; its outcome will be in the log."""
 
     command: str
+
+
+class RunsStopping(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs that were asked to end."""
+
+    runs: list[RunStopping]
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,14 @@
 """ClusterState: runs, hosts and the queue as folded from the facts of the log.
 
-The coordinator decides on top of it and calls `_fold` for what it adds; `replay` is for the start. A run whose facts cannot be folded is
-left out with its later facts, and the rest of the cluster is read on. Never decides and never reads a clock.
+The coordinator decides on top of it and calls `_fold` for what it adds; `replay` is for the start, the views are for people. A run whose
+facts cannot be folded is left out with its later facts, and the rest of the cluster is read on. Never decides and never reads a clock.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from argosy.control import views
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import counter_of
 from argosy.control.placement import Placement
@@ -42,7 +43,8 @@ BROKEN = (InvariantError, LookupError, TypeError, ValueError, AttributeError, Ar
 class ClusterState:
     """The state of one cluster."""
 
-    def __init__(self, *, keep_ended: int, gaps_below: int) -> None:
+    def __init__(self, *, runs_directory: str, keep_ended: int, gaps_below: int) -> None:
+        self.runs_directory = runs_directory
         self.seq = 0
         self.runs: dict[str, Supervisor] = {}
         self.hosts: dict[str, HostWants] = {}
@@ -271,6 +273,48 @@ class ClusterState:
             state.finish(name, self.seq)
         else:
             state.drop(name)
+
+    # --- views --------------------------------------------------------------------------------------------------
+
+    def _find_run(self, run: str) -> Supervisor:
+        supervisor = self.runs.get(run)
+        if supervisor is None:
+            raise self.retention.missing(run, self.runs_directory)
+        self.retention.ask(run)
+        return supervisor
+
+    def run_view(self, run: str) -> views.RunView:
+        """One run for people."""
+        return views.run_view(self._find_run(run), self.queue, self.runs_directory)
+
+    def runs_view(
+        self, *, include_ended: bool = False, limit: int = 100, name: str = ""
+    ) -> list[views.RunView]:
+        """The newest runs first."""
+        chosen: list[views.RunView] = []
+        for supervisor in reversed(self.runs.values()):
+            if len(chosen) >= limit:
+                break
+            if name and supervisor.submitted.name != name:
+                continue
+            if include_ended or supervisor.ended is None:
+                chosen.append(views.run_view(supervisor, self.queue, self.runs_directory))
+        return chosen
+
+    def hosts_view(self) -> list[dict[str, Any]]:
+        """All hosts for people."""
+        return [
+            views.host_view(state, self.placement.hosts[state.host])
+            for state in self.hosts.values()
+        ]
+
+    def queue_view(self) -> list[dict[str, Any]]:
+        """The waiting runs, best first."""
+        return views.queue_view(self.queue)
+
+    def find(self, target: str) -> list[views.ProcessView]:
+        """Processes of `RUN[/ROLE[/INDEX]]`; RUN is an id or a name (the newest of it)."""
+        return views.find(self.runs, target, self.queue, self.runs_directory)
 
 
 _EFFECTS: dict[type, Any] = {

@@ -15,6 +15,22 @@ from argosy.control.supervisor import Supervisor
 from argosy.errors import ConfigError, NotFoundError
 
 
+class RunStopping(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was asked to end, and the command whose outcome will be in the log."""
+
+    run: str
+    name: str
+    command: str
+    was_queued: bool
+    """It has never been started, and has ended with this."""
+
+
+def is_meant(run: str, name: str, words: set[str]) -> bool:
+    """Whether one of the words is the run's id, its name, or the name of the array it belongs to."""
+    array = name.rpartition("[")[0] if name.endswith("]") else ""
+    return not words.isdisjoint((run, name, array))
+
+
 def check_secrets(spec: RunSpec, blobs: dict[str, str]) -> None:
     """Raise ConfigError for a secret that a role names and nobody gave."""
     for name, role in spec.roles.items():

@@ -23,7 +23,7 @@ from argosy.config.spec import RoleSpec, Submission
 from argosy.control.agentlinks import AgentLinks
 from argosy.control.attempts import Role
 from argosy.control.blobs import Blobs
-from argosy.control.commands import check_room
+from argosy.control.commands import RunStopping, check_room
 from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.eventlog import EventLog, run_of
 from argosy.control.evidence import Evidence
@@ -201,6 +201,17 @@ class Conductor:
         )
         await self._durable(self.apply(outputs))
         return command
+
+    async def stop_runs(
+        self, words: set[str] | None, *, hard: bool, reason: str
+    ) -> list[RunStopping]:
+        """Ask all runs that are alive, or those of these ids, names and arrays, to end; they, once that is durable."""
+        await self._check_log()
+        asked, outputs = self._ask_decider(
+            self.coordinator.stop_runs, words, hard=hard, reason=reason
+        )
+        await self._durable(self.apply(outputs))
+        return asked
 
     async def scale(self, run: str, size: int, *, role: str | None, may_restart: bool) -> str:
         """Give a gang another size; the command's id once that is durable."""

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any
 
 import msgspec
 
 from argosy.config.checks import check_spec
 from argosy.config.spec import Submission
-from argosy.control import views
 from argosy.control.attempts import Attempt
 from argosy.control.clusterstate import BROKEN, ClusterState
-from argosy.control.commands import check_secrets, name_of, target_of, without_values
+from argosy.control.commands import (
+    RunStopping,
+    check_secrets,
+    is_meant,
+    name_of,
+    target_of,
+    without_values,
+)
 from argosy.control.faults import FaultOrder, check_order, choose_role, fault_of, victim_of
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import run_id, run_of
@@ -82,8 +87,9 @@ class Coordinator(ClusterState):
         gaps_below: int = 0,
     ) -> None:
         """`seed` goes into run ids; `gaps_below`: the log has deleted events of forgotten runs, all below this number."""
-        super().__init__(keep_ended=keep_ended, gaps_below=gaps_below)
-        self.runs_directory = runs_directory
+        super().__init__(
+            runs_directory=runs_directory, keep_ended=keep_ended, gaps_below=gaps_below
+        )
         self.seed = seed
         self.most_in_message = MOST_IN_MESSAGE
         self._unconfirmed: dict[str, None] = {}
@@ -155,14 +161,39 @@ class Coordinator(ClusterState):
         supervisor = self._find_run(run)
         target = target_of(supervisor, role, index)
         self._begin(now)
+        command = self._request_stop(now, supervisor, target, hard=hard, reason=reason)
+        return command, self._settle(now)
+
+    def stop_runs(
+        self, now: float, words: set[str] | None, *, hard: bool, reason: str
+    ) -> tuple[list[RunStopping], Outputs]:
+        """End all runs that are alive, or those of these ids, names and arrays, in one decision: none that waits is started meanwhile."""
+        self._begin(now)
+        asked = [
+            RunStopping(
+                run=supervisor.run,
+                name=supervisor.submitted.name,
+                command=self._request_stop(now, supervisor, run, hard=hard, reason=reason),
+                was_queued=supervisor.admitted is None,
+            )
+            for run, supervisor in list(self.runs.items())
+            if supervisor.ended is None
+            and (words is None or is_meant(run, supervisor.submitted.name, words))
+        ]
+        return asked, self._settle(now)
+
+    def _request_stop(
+        self, now: float, supervisor: Supervisor, target: str, *, hard: bool, reason: str
+    ) -> str:
+        """Record that somebody wants the target to end; the command's id."""
+        run, stop = supervisor.run, supervisor.stop
         command = f"c{self.seq + 1}"
         verb = "kill" if hard else "stop"
         self._emit(now, CommandAccepted(command=command, verb=verb, target=target, about=run))
-        stop = supervisor.stop
-        if supervisor.ended is None and role is None and (stop is None or hard > stop.hard):
+        if supervisor.ended is None and target == run and (stop is None or hard > stop.hard):
             why = reason or f"{verb} was asked for"
             self._emit(now, StopRequested(run=run, hard=hard, reason=why))
-        return command, self._settle(now)
+        return command
 
     def scale(
         self, now: float, run: str, size: int, *, role: str | None = None, may_restart: bool = False
@@ -516,48 +547,6 @@ class Coordinator(ClusterState):
         at = supervisor.deadline()
         if not facts and at is not None:
             heappush(self._deadlines, (at, supervisor.run))
-
-    # --- views --------------------------------------------------------------------------------------------------
-
-    def _find_run(self, run: str) -> Supervisor:
-        supervisor = self.runs.get(run)
-        if supervisor is None:
-            raise self.retention.missing(run, self.runs_directory)
-        self.retention.ask(run)
-        return supervisor
-
-    def run_view(self, run: str) -> views.RunView:
-        """One run for people."""
-        return views.run_view(self._find_run(run), self.queue, self.runs_directory)
-
-    def runs_view(
-        self, *, include_ended: bool = False, limit: int = 100, name: str = ""
-    ) -> list[views.RunView]:
-        """The newest runs first."""
-        chosen: list[views.RunView] = []
-        for supervisor in reversed(self.runs.values()):
-            if len(chosen) >= limit:
-                break
-            if name and supervisor.submitted.name != name:
-                continue
-            if include_ended or supervisor.ended is None:
-                chosen.append(views.run_view(supervisor, self.queue, self.runs_directory))
-        return chosen
-
-    def hosts_view(self) -> list[dict[str, Any]]:
-        """All hosts for people."""
-        return [
-            views.host_view(state, self.placement.hosts[state.host])
-            for state in self.hosts.values()
-        ]
-
-    def queue_view(self) -> list[dict[str, Any]]:
-        """The waiting runs, best first."""
-        return views.queue_view(self.queue)
-
-    def find(self, target: str) -> list[views.ProcessView]:
-        """Processes of `RUN[/ROLE[/INDEX]]`; RUN is an id or a name (the newest of it)."""
-        return views.find(self.runs, target, self.queue, self.runs_directory)
 
 
 def _failed(run: str, reason: str) -> RunEnded:

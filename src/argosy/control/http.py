@@ -163,6 +163,13 @@ class HttpApi:
         )
         return _answer({"command": command}, 202)
 
+    async def stop_runs(self, request: Request) -> Response:
+        """End many runs at once."""
+        body = await _body(request, api.StopRunsBody)
+        words = None if body.runs is None else set(body.runs)
+        runs = await self._conductor.stop_runs(words, hard=body.hard, reason=body.reason)
+        return _answer({"runs": runs}, 202)
+
     async def scale(self, request: Request) -> Response:
         """Give a gang another size."""
         body = await _body(request, api.ScaleBody)
@@ -418,6 +425,7 @@ ENDPOINTS = [
         ("GET", "/v1/runs", "runs", "List runs", api.Runs, {"query": api.RunsQuery}),
         ("GET", "/v1/runs/{run}", "run", "One run", RunView, {}),
         ("POST", "/v1/runs/{run}/stop", "stop", "End a run or a part of it", api.Command, {"status": 202, "body": api.StopBody}),
+        ("POST", "/v1/stop", "stop_runs", "End many runs at once", api.RunsStopping, {"status": 202, "body": api.StopRunsBody}),
         ("POST", "/v1/runs/{run}/scale", "scale", "Give a gang another size", api.Command, {"status": 202, "body": api.ScaleBody}),
         ("POST", "/v1/runs/{run}/faults", "faults", "Break something on purpose", api.Faults, {"status": 201, "body": api.FaultsBody}),
         ("GET", "/v1/runs/{run}/stacks", "stacks", "Stacks of its processes", api.Stacks, {"query": api.StacksQuery}),

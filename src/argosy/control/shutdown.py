@@ -12,7 +12,7 @@ import os
 import time
 
 from argosy.control.conductor import Conductor
-from argosy.errors import ClusterError, NotFoundError
+from argosy.errors import ClusterError
 
 logger = logging.getLogger("argosy.controller")
 DEFAULT_IDLE_SECONDS = 1800.0
@@ -84,11 +84,7 @@ class Shutdown:
     async def _stop_all(self, reason: str) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for hard in (False, True):
-            for run in sorted(self._conductor.tally.alive):
-                try:
-                    await self._conductor.stop(run, hard=hard, reason=reason)
-                except NotFoundError:
-                    pass
+            await self._conductor.stop_runs(None, hard=hard, reason=reason)
             try:
                 async with asyncio.timeout(max(5.0, deadline - time.monotonic())):
                     await self._wait_ended()

@@ -421,12 +421,10 @@ class SimulatedCluster:
         if self.coordinator is None:
             self.clock.call_later(0.5, self.stop_all)
             return
-        for supervisor in list(self.coordinator.runs.values()):
-            if supervisor.ended is None:
-                _command, outputs = self.coordinator.stop(
-                    self.clock.now, supervisor.run, hard=False, reason="the end"
-                )
-                self.carry_out(outputs)
+        _asked, outputs = self.coordinator.stop_runs(
+            self.clock.now, None, hard=False, reason="the end"
+        )
+        self.carry_out(outputs)
 
     # --- faults -------------------------------------------------------------------------------------------------
 

@@ -208,6 +208,21 @@ def test_ps_and_the_queue_say_what_a_run_waits_for(argosy):
         assert argosy.wait_ended(run)["outcome"] == "succeeded"
 
 
+def test_more_runs_than_are_remembered_are_cancelled_at_once(argosy):
+    cpus = os.cpu_count()
+    first = argosy("queue", "add", "--cpus", cpus, "--", "sleep", "600").stdout.strip()
+    argosy.wait_running(first)
+    argosy("queue", "add", "--cpus", "1", "--array", "1500", "--name", "heap", "--", "true")
+    said = argosy("queue", "cancel", "heap").stdout.splitlines()
+    assert len(said) == 1500
+    assert all(line.endswith(" cancelled") for line in said)
+    assert "the queue is empty" in argosy("queue").stdout
+    argosy("queue", "add", "--cpus", "1", "--array", "1500", "--name", "heap", "--", "true")
+    said = argosy("stop", "--all").stdout.splitlines()
+    assert said.count(f"run {first} stopped") == 1
+    assert len([line for line in said if line.endswith(" cancelled")]) == 1500
+
+
 def test_an_array_is_cancelled_by_its_name(argosy):
     cpus = os.cpu_count()
     first = argosy("queue", "add", "--cpus", cpus, "--", "sleep", "600").stdout.strip()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from argosy.cli.connection import Controller
-from argosy.cli.queue import choose_runs
+from argosy.cli.queue import cancel_runs
 from argosy.config.spec import RoleSpec
 from argosy.errors import ForgottenError, NotFoundError
 from argosy.protocol.facts import RunSubmitted
@@ -29,6 +29,13 @@ class Answers(Controller):
         name, include_ended = query.get("name", [""])[0], query["all"] == ["1"]
         views = self._coordinator.runs_view(include_ended=include_ended, limit=10_000, name=name)
         return {"runs": msgspec.to_builtins(views)}
+
+    def post(self, target, body):
+        assert target == "/v1/stop"
+        runs, _ = self._coordinator.stop_runs(
+            1.0, set(body["runs"]), hard=False, reason=body["reason"]
+        )
+        return {"runs": msgspec.to_builtins(runs)}
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +82,17 @@ def test_a_name_to_cancel_means_all_of_that_name_and_an_id_one_run():
     host.submit(role, name="many", queued=True, array=2)
     controller = Answers(host.coordinator)
 
-    def chosen(word):
-        return [view["run"] for view in choose_runs(controller, word)]
+    def cancelled(word):
+        return [run["run"] for run in cancel_runs(controller, word)]
 
-    assert chosen("job") == [same[2], same[1]], "what waits, then what runs"
-    assert chosen(same[2]) == [same[2]]
-    assert chosen("other") == [other]
-    assert len(chosen("many")) == 2
+    assert cancelled(other[:-1]) == [other], "the beginning of an id"
+    assert cancelled(same[2]) == [same[2]]
+    assert cancelled("job") == [same[1]], "what has not ended"
+    assert len(cancelled("many")) == 2
     with pytest.raises(NotFoundError, match="already succeeded"):
-        chosen(same[0])
+        cancelled(same[0])
     with pytest.raises(NotFoundError, match="there is no run"):
-        chosen("nothing")
+        cancelled("nothing")
 
 
 def test_runs_that_have_ended_are_told_in_true_words():
@@ -99,11 +106,11 @@ def test_runs_that_have_ended_are_told_in_true_words():
     host.exit("a.0.0", code=0)
     controller = Answers(host.coordinator)
     with pytest.raises(NotFoundError, match=r"^all 2 runs of job have already ended"):
-        choose_runs(controller, "job")
+        cancel_runs(controller, "job")
     with pytest.raises(NotFoundError, match=f"^run {second} has already been cancelled"):
-        choose_runs(controller, second)
+        cancel_runs(controller, second)
     with pytest.raises(NotFoundError, match=f"^run {first} has already succeeded"):
-        choose_runs(controller, first)
+        cancel_runs(controller, first)
 
 
 def test_to_act_a_name_means_the_newest_run_that_is_alive_and_to_look_the_newest():

@@ -40,6 +40,8 @@ class Answers:
 
     def post(self, path, body):
         self.posted.append((path, body))
+        asked = [{"run": view["run"], "was_queued": False} for view in self.views]
+        return {"runs": asked}
 
 
 def end(view, reason):
@@ -84,8 +86,7 @@ def test_all_runs_are_asked_to_stop(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stopping, "connect", lambda: controller)
     verb, rest = find_verb(["stop", "--all", "--no-wait"])
     assert stopping.stop(parse(verb, rest)) == 0
-    assert [path for path, _ in controller.posted] == ["/v1/runs/r1/stop", "/v1/runs/r2/stop"]
-    assert {body["reason"] for _, body in controller.posted} == {"argosy stop --all"}
+    assert controller.posted == [("/v1/stop", {"runs": None, "reason": "argosy stop --all"})]
     assert capsys.readouterr().out.splitlines() == [
         "run r1 is being stopped",
         "run r2 is being stopped",

@@ -115,6 +115,31 @@ def test_a_queued_run_that_is_stopped_was_cancelled():
     assert len(host.coordinator.queue) == 0
 
 
+def test_many_runs_are_stopped_in_one_decision_and_none_that_waits_is_started():
+    host = ScriptedHost(cpus=1, keep_ended=10)
+    ended = host.submit({"a": task(cpu_request=1.0)}, name="lot", queued=True)
+    host.start()
+    host.exit("a.0.0", code=0)
+    other = host.submit({"a": task(cpu_request=1.0)}, name="other", queued=True)
+    host.start()
+    host.submit({"a": task(cpu_request=1.0)}, name="lot", array=50, queued=True)
+    same = host.submit({"a": task(cpu_request=1.0)}, name="lot", queued=True)
+    words = {"lot", other, ended, "nothing"}
+    asked, outputs = host.coordinator.stop_runs(host.now, words, hard=False, reason="enough")
+    host.take(outputs)
+    assert [each.run for each in asked if not each.was_queued] == [other]
+    assert len(asked) == 52
+    assert asked[-1].run == same
+    assert len({each.command for each in asked}) == 52
+    assert host.coordinator.counts == {"queued": 0, "running": 1, "ended": 52}
+    assert len(host.facts(RunAdmitted)) == 2
+    host.run = other
+    host.exit("a.0.0", signal=15)
+    assert (host.ended.outcome, host.ended.reason) == ("stopped", "enough")
+    assert {fact.command for fact in host.facts(CommandDone)} >= {each.command for each in asked}
+    assert host.coordinator.stop_runs(host.now, None, hard=True, reason="")[0] == []
+
+
 def test_a_run_that_ends_makes_room_for_the_next_in_the_same_breath():
     host = ScriptedHost(cpus=1)
     first = host.submit({"a": task(cpu_request=1.0)}, queued=True)
