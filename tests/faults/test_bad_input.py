@@ -1,10 +1,12 @@
 """What people and strangers can get wrong: one clear error with a fix, or the run goes on; the cluster is as it was."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -239,6 +241,39 @@ def test_strangers_on_a_socket_disturb_neither_the_cluster_nor_a_run(shared, nam
     finally:
         for stranger in strangers:
             stranger.close()
+
+
+def change_format(path):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("pragma user_version = 77")
+
+
+def damage(path):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"x" * (len(whole) - 4096))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(change_format, ["version 77", "this Argosy reads"]), (damage, ["malformed", "mv "])],
+    ids=["another format", "damaged"],
+)
+def test_an_event_log_that_cannot_be_read_is_named_by_every_command(cluster, spoil, words):
+    cluster.argosy("run", "--", "true")
+    cluster.argosy("down")
+    (log,) = (cluster.home / "clusters").glob("*/events.sqlite")
+    spoil(log)
+    for verb in (["up"], ["ps"], ["run", "--", "true"], ["down"]):
+        assert_refused(cluster.argosy(*verb, check=False), 73, str(log), *words)
+    log.rename(f"{log}.broken")
+    cluster.wait_until(
+        lambda: cluster.argosy("run", "--", "echo", "well", check=False).stdout == "well\n",
+        "it starts with an empty log",
+    )
+    cluster.argosy("down")
+    spoil(log)
+    cluster.argosy("up", check=False)
+    cluster.argosy("down", "--force")
 
 
 def test_stop_and_down_may_be_said_again(cluster):

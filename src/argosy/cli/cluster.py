@@ -15,7 +15,7 @@ from argosy.cli.paint import Paint, duration, size
 from argosy.cli.progress import Progress
 from argosy.control.home import open_cluster
 from argosy.control.submission import await_controller, bring_up, sweep_leftovers
-from argosy.errors import ArgosyError, ClusterError
+from argosy.errors import ArgosyError, ClusterError, HomeError
 
 if TYPE_CHECKING:
     from argosy.cli.farewell import Ended, Farewell
@@ -88,13 +88,13 @@ def _farewell(controller: Controller) -> Farewell | None:
 
 
 def _end_if_silent(controller: Controller) -> bool:
-    """Let stopped parts of the cluster go on; end it, and say so, if it does not answer then."""
+    """Let stopped parts of the cluster go on; end it, and say so, if it does not answer then, or only that it cannot serve."""
     from argosy.control.stalled import end_parts, resume_parts
 
     resume_parts(controller.cluster)
     try:
         controller.client.status()
-    except ClusterError:
+    except (ClusterError, HomeError):
         with Progress().during("ending a cluster that does not answer"):
             end_parts(controller.cluster)
         return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -27,7 +28,7 @@ from argosy.control.keeper.records import read_json
 from argosy.control.keeperlink import Held
 from argosy.control.presence import LifeWatch, take_lock
 from argosy.control.shutdown import Shutdown
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, HomeError
 from argosy.protocol.facts import Note
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("argosy.controller")
 _SUCCESSOR_SECONDS = 1.0
 """How long the agent may take to replace a dead keeper before the controller does."""
+_REFUSAL_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
 
 
 class Controller:
@@ -56,11 +59,16 @@ class Controller:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
         began = time.monotonic()
-        self._log = EventLog(self._cluster.events, on_trouble=self._set_trouble)
-        self._conductor = Conductor(
-            self._cluster, self._log, agent_wait_seconds=self._agent_wait_seconds
-        )
-        count = self._replay()
+        try:
+            self._log = EventLog(self._cluster.events, on_trouble=self._set_trouble)
+            self._conductor = Conductor(
+                self._cluster, self._log, agent_wait_seconds=self._agent_wait_seconds
+            )
+            count = self._replay()
+        except HomeError as error:
+            logger.error("%s", error)
+            await self._refuse(error, http)
+            return error.exit_code
         self._conductor.expiry.begin()
         control.setblocking(False)
         agents = await asyncio.start_unix_server(self._conductor.serve, sock=control)
@@ -83,6 +91,27 @@ class Controller:
             close()
         self._log.close()
         return code
+
+    async def _refuse(self, error: HomeError, http: socket.socket | None) -> None:
+        """Tell whoever asks why there is no controller, until somebody has touched the log: the next one may be able to read it."""
+        from argosy.control.server import HttpServer, refusing
+
+        server = HttpServer()
+        if http is not None:
+            await server.serve_local(refusing(error), http)
+        before, deadline = self._seen_log(), time.monotonic() + _REFUSAL_SECONDS
+        while self._seen_log() == before and time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), _LOOK_SECONDS)
+                break
+        server.close()
+
+    def _seen_log(self) -> tuple[int, int, int]:
+        try:
+            status = os.stat(self._cluster.events)
+        except OSError:
+            return (0, 0, 0)
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _replay(self) -> int:
         # All of it stays: looking for garbage meanwhile, and in it ever after, would double the time.

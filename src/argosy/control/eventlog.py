@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import queue
 import sqlite3
@@ -70,14 +71,15 @@ class EventLog:
         self._waiters: set[asyncio.Future[None]] = set()
         self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self.last_seq: int = self._writer.execute(
-            "select coalesce(max(seq), 0) from events"
-        ).fetchone()[0]
-        """Highest durable sequence number."""
-        self.mark = pruning.mark_of(self._writer)
-        """Numbers are missing only below this one."""
-        self._num_doomed = pruning.num_doomed(self._writer)
-        """The writer's own; runs whose events are to be deleted."""
+        with _refused(path):
+            self.last_seq: int = self._writer.execute(
+                "select coalesce(max(seq), 0) from events"
+            ).fetchone()[0]
+            """Highest durable sequence number."""
+            self.mark = pruning.mark_of(self._writer)
+            """Numbers are missing only below this one."""
+            self._num_doomed = pruning.num_doomed(self._writer)
+            """The writer's own; runs whose events are to be deleted."""
         self.num_pending = 0
         """Appends that are not yet durable."""
         self.trouble = ""
@@ -97,13 +99,14 @@ class EventLog:
         return future
 
     def replay(self) -> Iterator[Event]:
-        """Every durable event in order; for the start, before anything is appended."""
-        cursor = self._reader.execute(
-            f"select {_COLUMNS} from events where {pruning.KEPT} order by seq"
-        )
+        """Every durable event in order; for the start, before anything is appended. HomeError when the file is damaged."""
         decoder = msgspec.json.Decoder(AnyFact)
-        for row in cursor:
-            yield _event(row, decoder)
+        with _refused(self._path):
+            cursor = self._reader.execute(
+                f"select {_COLUMNS} from events where {pruning.KEPT} order by seq"
+            )
+            for row in cursor:
+                yield _event(row, decoder)
 
     async def read(self, after: int = 0, run: str = "", limit: int = 1000) -> list[Event]:
         """Durable events with a higher number than `after`, oldest first."""
@@ -332,8 +335,9 @@ def _event(row: _Row, decoder: msgspec.json.Decoder[AnyFact]) -> Event:
 
 def _open(path: str) -> sqlite3.Connection:
     """The writer's connection; the schema is made on first use and another version's is refused."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
-    try:
+    with _refused(path), contextlib.ExitStack() as undo:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+        undo.callback(connection.close)
         version = connection.execute("pragma user_version").fetchone()[0]
         if version == 0:
             connection.execute("pragma journal_mode = wal")
@@ -342,22 +346,27 @@ def _open(path: str) -> sqlite3.Connection:
             connection.executescript(
                 f"begin; {schema} pragma user_version = {SCHEMA_VERSION}; commit;"
             )
-            version = SCHEMA_VERSION
+        elif version != SCHEMA_VERSION:
+            raise HomeError(
+                f"the event log {path} has version {version}, this Argosy reads {SCHEMA_VERSION}",
+                fix="use the Argosy that made it, or set ARGOSY_HOME to a new directory",
+            )
         connection.execute("pragma synchronous = full")
         connection.execute("pragma wal_autocheckpoint = 0")
+        undo.pop_all()
+    return connection
+
+
+@contextlib.contextmanager
+def _refused(path: str) -> Iterator[None]:
+    """What SQLite says against a file is told as what is wrong with the home."""
+    try:
+        yield
     except sqlite3.DatabaseError as error:
-        connection.close()
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         fix = (
             "free some space on its disk, then try again"
             if code in _DISK_CODES
             else f"move it away (mv {path} {path}.broken): the cluster then starts with an empty log"
         )
-        raise HomeError(f"the event log {path} cannot be opened: {error}", fix=fix) from None
-    if version != SCHEMA_VERSION:
-        connection.close()
-        raise HomeError(
-            f"the event log {path} has version {version}, this Argosy reads {SCHEMA_VERSION}",
-            fix="use the Argosy that made it, or set ARGOSY_HOME to a new directory",
-        )
-    return connection
+        raise HomeError(f"the event log {path} cannot be read: {error}", fix=fix) from None

@@ -35,6 +35,7 @@ from argosy.errors import (
     ClusterError,
     ConfigError,
     ForgottenError,
+    HomeError,
     NotFoundError,
     ProtocolError,
 )
@@ -57,6 +58,7 @@ _STATUS = {
     NotFoundError: 404,
     ForgottenError: 410,
     ClusterError: 503,
+    HomeError: 507,
     ProtocolError: 400,
 }
 T = TypeVar("T")

@@ -23,6 +23,7 @@ _ERRORS = {
     "413": "The body is too large.",
     "422": "The request was understood and refused.",
     "503": "A part of the cluster is not there.",
+    "507": "The home cannot be used: its disk is full, or its event log cannot be read.",
 }
 
 

@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 
 from argosy.control.api import Problem
 from argosy.control.home import Cluster
+from argosy.errors import ArgosyError
 
 _CREDENTIALS = struct.Struct("3i")
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -78,6 +79,18 @@ class TokenGate:
             fix = "send `Authorization: Bearer TOKEN` with the content of the cluster's token file"
             return 401, Problem(error="the token is missing or wrong", fix=fix)
         return None
+
+
+def refusing(error: ArgosyError) -> Any:
+    """An application that answers every question with an error, in the place of an API that cannot be served."""
+    body = msgspec.json.encode(Problem(error=error.what, fix=error.fix))
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 507, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return answer
 
 
 class HttpServer:

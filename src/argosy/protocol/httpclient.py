@@ -17,6 +17,7 @@ from argosy.errors import (
     ClusterError,
     ConfigError,
     ForgottenError,
+    HomeError,
     NotFoundError,
     ProtocolError,
 )
@@ -341,6 +342,8 @@ def _error_class(status: int) -> type[ArgosyError]:
         return ForgottenError
     if status == 404:
         return NotFoundError
+    if status == 507:
+        return HomeError
     if status == 426:
         return ProtocolError
     return ClusterError

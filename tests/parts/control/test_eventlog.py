@@ -163,10 +163,25 @@ async def test_a_log_of_another_version_is_refused(tmp_path):
 async def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path):
     path = tmp_path / "events.sqlite"
     path.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(HomeError, match="cannot be opened") as caught:
+    with pytest.raises(HomeError, match="cannot be read") as caught:
         EventLog(str(path))
     assert "mv " in caught.value.fix
     assert path.read_bytes().startswith(b"not a database")
+
+
+@in_loop
+async def test_a_damaged_file_is_refused_and_kept(tmp_path):
+    path = tmp_path / "events.sqlite"
+    log = EventLog(str(path))
+    await log.append([note(seq) for seq in range(1, 501)])
+    log.close()
+    whole = path.read_bytes()
+    # The first page says where everything is, and is whole; then nothing of it is; then only some of the events are not.
+    for first, last in ((4096, len(whole)), (len(whole) // 2, len(whole) // 2 + 8192)):
+        path.write_bytes(whole[:first] + b"x" * (last - first) + whole[last:])
+        with pytest.raises(HomeError, match="cannot be read") as caught:
+            list(EventLog(str(path)).replay())
+        assert "mv " in caught.value.fix
 
 
 @in_loop
