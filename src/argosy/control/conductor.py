@@ -29,7 +29,7 @@ from argosy.control.eventlog import EventLog, run_of
 from argosy.control.evidence import Evidence
 from argosy.control.expiry import Expiry
 from argosy.control.faults import FaultOrder, check_future, choose_role
-from argosy.control.home import Cluster
+from argosy.control.home import Cluster, check_space
 from argosy.control.placement import num_processes
 from argosy.control.rundirs import make_run_directory, write_end
 from argosy.control.tally import Tally
@@ -142,12 +142,13 @@ class Conductor:
         *,
         has_left: Callable[[], Awaitable[bool]] | None = None,
     ) -> list[dict[str, str]]:
-        """Accept runs: values to the keepers, then the decision, durable; ConfigError or ClusterError when refused.
+        """Accept runs: values to the keepers, then the decision, durable; ConfigError, ClusterError or HomeError when refused.
 
         `has_left` tells whether the client is gone: then nobody would know of the runs, and there are none.
         """
         check_spec(submission.spec)
         await self._check_log()
+        check_space(self.cluster.home)
         await self.wait_for_agent()
         check_room(submission.spec, self.coordinator.placement)
         if not submission.spec.queued:

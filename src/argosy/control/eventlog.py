@@ -1,8 +1,8 @@
 """The event log: SQLite in WAL mode with synchronous=FULL, one writer thread with group commit.
 
-The controller appends and is told when its events are durable; readers use a connection of their own. A full disk stops the writer,
-not the program: it keeps its batch, says so, tries again and goes on by itself. After an event that it had to refuse it takes no more:
-numbers are missing only where forgotten runs were (pruning.py). Nothing in it decides anything.
+The controller appends and is told when its events are durable; readers use a connection of their own. On a full disk it lives on a reserve,
+so that what runs can still be stopped; when that is used up the writer keeps its batch, says so, tries again and goes on by itself. After
+an event that it had to refuse it takes no more: numbers are missing only where forgotten runs were (pruning.py). Nothing in it decides.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
+import os
 import queue
 import sqlite3
 import threading
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from argosy.control import pruning
+from argosy.control import pruning, space
 from argosy.errors import HomeError
 from argosy.protocol.facts import AnyFact, Event, Note, RunsForgotten
 
@@ -45,6 +46,8 @@ _PIECE_ROWS = 500
 _MOST_DOOMED = 1000
 """With more forgotten runs than this, deletion does not wait for a quiet moment any more."""
 _RECENT_EVENTS = 4096
+RESERVE_BYTES = 4 << 20
+"""Space that the write-ahead file holds from the beginning: for a few hundred commits on a disk that others have filled."""
 # Primary codes of SQLite that a disk gives when it is full or stumbles; all pass by themselves or by freeing space.
 _DISK_CODES = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY))
 
@@ -65,6 +68,7 @@ class EventLog:
         self._loop = asyncio.get_running_loop()
         self._on_trouble = on_trouble
         self._writer = _open(path)
+        _reserve(path)
         self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._read_thread = concurrent.futures.ThreadPoolExecutor(1, "eventlog-reader")
         self._recent: deque[Event] = deque(maxlen=_RECENT_EVENTS)
@@ -355,6 +359,16 @@ def _open(path: str) -> sqlite3.Connection:
         connection.execute("pragma wal_autocheckpoint = 0")
         undo.pop_all()
     return connection
+
+
+def _reserve(path: str) -> None:
+    """Hold some space in the write-ahead file. A file system that cannot, or is nearly full, does without."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(f"{path}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            space.reserve(descriptor, 0, RESERVE_BYTES)
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

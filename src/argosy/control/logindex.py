@@ -7,12 +7,12 @@ over its limit loses the oldest part: a hole is punched at the head. A disk that
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import os
 import time
 from collections.abc import Callable
 
+from argosy.control import space
 from argosy.telemetry.inotify import MODIFY, Inotify
 from argosy.telemetry.logs import INDEX_RECORD
 from argosy.telemetry.rundir import index_path
@@ -23,9 +23,6 @@ _SPACE_EVERY_SECONDS = 1.0
 _RESERVE_BYTES = 64 << 10
 _BLOCK_BYTES = 4096
 _OPEN_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-_KEEP_SIZE = 0x01
-_PUNCH_HOLE = 0x02
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _File:
@@ -138,7 +135,7 @@ class LogIndex:
         """A little space beyond the end, so that the last words of a process find room on a full disk."""
         size = os.fstat(descriptor).st_size
         try:
-            _fallocate(descriptor, _KEEP_SIZE, size, _RESERVE_BYTES)
+            space.reserve(descriptor, size, _RESERVE_BYTES)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._warn(output.run, attempt, f"no space for the output of {attempt}")
@@ -193,7 +190,7 @@ class LogIndex:
             return
         descriptor = os.open(file.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, 0, end)
+            space.give_back(descriptor, 0, end)
             file.dropped = end
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
@@ -250,10 +247,3 @@ def _first_data(descriptor: int) -> int:
         return os.lseek(descriptor, 0, os.SEEK_DATA)
     except OSError:
         return 0
-
-
-def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
-    result = _libc.fallocate(descriptor, mode, ctypes.c_longlong(offset), ctypes.c_longlong(length))
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))

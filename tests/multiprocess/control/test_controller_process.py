@@ -120,7 +120,10 @@ def receive(sock):
     head = sock.recv(4, socket.MSG_WAITALL)
     if len(head) < 4:
         return None
-    return json.loads(sock.recv(struct.unpack(">I", head)[0], socket.MSG_WAITALL))
+    body = bytearray()
+    while len(body) < struct.unpack(">I", head)[0]:
+        body += sock.recv(1 << 20)
+    return json.loads(body)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +246,7 @@ def test_a_full_disk_holds_decisions_back_and_loses_nothing(start, tmp_path):
             before = controller.client.get("/v1/events")["events"]
             _fill(disk / "filler")
             with controller.agent() as other:
-                keeper = "k" * 100_000
+                keeper = "k" * (6 << 20)  # more than the log has in reserve
                 other.sendall(frame({**HELLO, "host": "h2", "keeper": keeper}))
                 wait_until(lambda: controller.client.get("/v1/status")["trouble"], "trouble")
                 assert controller.client.get("/v1/events")["events"] == before
