@@ -172,6 +172,11 @@ class GroupOverGloo(_ProcessGroup):  # type: ignore[misc]
         self.gloo._set_sequence_number_for_group()
         self._torch_name = birth.name
         self._torch_description = ""
+        self._torch_store = birth.store
+
+    def get_group_store(self) -> Store:
+        """Where the ranks find each other. Torch has a constructor that takes the store, but not for a group written in Python."""
+        return self._torch_store
 
     @property
     def group_name(self) -> str:

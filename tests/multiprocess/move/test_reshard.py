@@ -22,7 +22,7 @@ from argosy.errors import (  # noqa: E402
     PeerLost,
     TimedOut,
 )
-from argosy.move import arenas, bundles, commits, placements, reshard  # noqa: E402
+from argosy.move import arenas, bundles, commits, groups, placements, reshard  # noqa: E402
 from argosy.move.meetings import ENTERED  # noqa: E402
 from argosy.move.placements import Pieces  # noqa: E402
 
@@ -34,12 +34,12 @@ SECONDS = 60.0
 def ranks(forked):
     """Run `body(rank)` in forks that form a group; what each returned or raised, or how it ended."""
 
-    def run(size, body, name="job"):
+    # Resharding needs a group's store alone: a backend without connections starts at once.
+    def run(size, body, name="job", backend="fake"):
         def join(rank, directory):
             torch.set_num_threads(1)
             store = dist.FileStore(str(directory / "store"), size)
-            # Resharding needs a group's store alone: a backend without connections starts at once.
-            dist.init_process_group("fake", store=store, rank=rank, world_size=size)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
         return forked(size, lambda rank, _: body(rank), join, name)
 
@@ -113,8 +113,9 @@ def every_layout(rank):
     return checked
 
 
-def test_dtensors_move_between_all_meshes_and_placements(ranks):
-    results = ranks(4, every_layout)
+@pytest.mark.parametrize("backend", ["fake", groups.NAME])
+def test_dtensors_move_between_all_meshes_and_placements(ranks, backend):
+    results = ranks(4, every_layout, backend=backend)
     assert [one.get("leaked") for one in results] == [0, 0, 0, 0], results
     assert sum(one["result"] for one in results) == len(SHAPES) * sum(
         torch.tensor(new).numel() for _, _, new, _ in LAYOUTS
@@ -363,8 +364,9 @@ def refused_by_one_rank(rank):
         commits.BundleTransfer(source, committed, timeout=SECONDS)
 
 
-def test_bundles_go_from_one_rank_to_another_with_the_step_of_that_moment(ranks):
-    first, second = ranks(2, from_a_trainer_to_a_server)
+@pytest.mark.parametrize("backend", ["fake", groups.NAME])
+def test_bundles_go_from_one_rank_to_another_with_the_step_of_that_moment(ranks, backend):
+    first, second = ranks(2, from_a_trainer_to_a_server, backend=backend)
     assert first["result"] == [None, []], first
     steps = [[1, 2.0], [2, 3.0], [3, 4.0], [4, 5.0]]
     assert second["result"] == [{"step": 1.0}, steps], second
