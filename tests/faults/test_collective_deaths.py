@@ -45,6 +45,7 @@ OTHERS = (
     "aborted",
     "aborted_from_another_thread",
     "interrupted",
+    "interrupted_early",
 )
 
 
@@ -197,3 +198,11 @@ def test_a_signal_handler_that_raises_ends_the_wait_and_tells_the_others(outcome
     said = outcomes["interrupted"][2]
     assert said["error"] == "ConfigError", said
     assert f"rank {VICTIM} has aborted it" in said["text"]
+
+
+def test_a_call_repeated_after_a_signals_exception_is_never_taken_for_the_next_one(outcomes):
+    everybody = outcomes["interrupted_early"]
+    assert sorted(everybody) == [0, 1, 2]
+    for said in everybody.values():
+        assert said["error"] == "ConfigError", said
+        assert f"rank {VICTIM} has aborted it" in said["text"]

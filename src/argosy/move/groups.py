@@ -99,6 +99,9 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             if not torchgroup.is_of_wire(failure):
                 raise  # of the arguments, on all ranks alike
             raise self._gloo_failure(what, failure)
+        except BaseException:
+            self._route.abort()  # a signal's handler has raised: this rank leaves in the middle of a call
+            raise
 
     def _gloo_failure(self, what: str, failure: Exception) -> ArgosyError:
         if isinstance(self._route, HostRoute):

@@ -109,6 +109,8 @@ class HostRoute:
     def _leave(self, failure: BaseException) -> None:
         if self._leaders is not None:
             self._leaders.leave(Reason.of(failure, self._rank))
+        else:
+            self._inside.abort()
 
     def _carry_out(self, call: Call, timeout_seconds: float) -> None:
         if call.is_beneath or call.kind is Kind.MEET:

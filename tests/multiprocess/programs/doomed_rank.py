@@ -195,6 +195,21 @@ def interrupted(rank, size):
         dist.all_reduce(torch.zeros(10))
 
 
+def interrupted_early(rank, size):
+    """Ctrl-C in the first moments of a wait; the call is made once more, as if it had not been begun."""
+    store, tensor = dist.group.WORLD.get_group_store(), torch.ones(10)
+    if rank == VICTIM:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            dist.all_reduce(tensor)
+        except KeyboardInterrupt:
+            store.set("interrupted", "1")
+    elif rank == 0:
+        store.wait(["interrupted"])
+    dist.all_reduce(tensor)
+
+
 def member(fate, rank, size, store):
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
