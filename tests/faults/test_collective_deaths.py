@@ -28,6 +28,7 @@ DEATHS = (
     "killed_in_the_middle_of_a_message",
     "killed_in_a_batch_of_messages",
     "killed_while_gloo_does_the_work",
+    "killed_in_a_group_of_some",
 )
 MISMATCHES = {
     "different_operations": (

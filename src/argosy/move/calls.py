@@ -7,6 +7,7 @@ verdicts.py tells people about them.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -94,6 +95,10 @@ class Call:
     site: str = ""
     is_beneath: bool = False
     """Only a meeting, so that all are known to call the same; Gloo then does the work."""
+    ranks: Sequence[int] = ()
+    """The program's own numbers of the group's ranks, for texts."""
+    label: str = ""
+    """What people are told where this is only a part of what they have called."""
 
     @property
     def num_bytes(self) -> int:
@@ -112,11 +117,11 @@ class Call:
         return kind << 48 | DTYPE_CODES[self.dtype] << 40 | operation << 32 | self.root
 
     def __str__(self) -> str:
-        return describe(self.what(), self.count)
+        return self.label or describe(self.what(), self.count, self.ranks)
 
 
-def describe(what: int, count: int) -> str:
-    """A descriptor for people: `all_reduce(sum) of 1024 x float32`."""
+def describe(what: int, count: int, ranks: Sequence[int] = ()) -> str:
+    """A descriptor for people: `all_reduce(sum) of 1024 x float32`; `ranks` are the program's own numbers of the group's."""
     kind = Kind(what >> 48 & 0x7F)
     if kind is Kind.MEET and not what >> 55 & 1:
         return "barrier"
@@ -125,4 +130,5 @@ def describe(what: int, count: int) -> str:
     if kind in REDUCING:
         text += f"({Operation(what >> 32 & 0xFF).name.lower()})"
     text += f" of {dtype}" if kind is Kind.ALL_TO_ALL else f" of {count} x {dtype}"
-    return text + (f", root {what & 0xFFFFFFFF}" if kind in _ROOTED else "")
+    root = what & 0xFFFFFFFF
+    return text + (f", root {ranks[root] if ranks else root}" if kind in _ROOTED else "")

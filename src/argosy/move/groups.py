@@ -33,6 +33,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         super().__init__(birth)
         self._timeout = birth.timeout
         self._rank, self._size = birth.rank, birth.size
+        self._ranks = birth.ranks
         self._host = hosts.settle(birth)
         self._route: hosts.Route = self._host.route
         self._is_spread = len(self._host.groups) > 1
@@ -69,7 +70,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         # Asked here where another thread will make the call: there it cannot be found.
         site = callsites.find(2) if is_async or self._turns.is_busy else ""
         for call in request.calls:
-            call.site = site
+            call.site, call.ranks = site, self._ranks
             call.is_beneath |= self._is_spread and call.kind not in LAYERED
 
         def job() -> None:
@@ -108,7 +109,11 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             return self._route.failed(what, failure)
         lost = self._host.lost_rank(_LOST_SECONDS)
         torchgroup.cut(self.gloo, int(self._rank == 0))  # the others wait for this rank
-        return messages.explained(f"{what} in group {self.group_name}", failure, lost)
+        return self._explained(what, failure, lost)
+
+    def _explained(self, what: str, failure: Exception, lost: int | None) -> ArgosyError:
+        name = None if lost is None else self._ranks[lost]
+        return messages.explained(f"{what} in group {self.group_name}", failure, name)
 
     def _is_lost(self, peer: int) -> bool:
         """Whether a process of this host has ended, or the connection to one of another is closed."""
@@ -127,7 +132,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     def _message(
         self, verb: str, tensors: Tensors, peer: int, start: Callable[[], Any]
     ) -> messages.Message:
-        what = f"{verb} rank {peer} in group {self.group_name}"
         is_near = peer in self._host.ranks
 
         def explain(failure: Exception) -> Exception:
@@ -140,7 +144,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
                 lost = self._host.lost_rank(_LOST_SECONDS, peer)
             elif torchgroup.has_timed_out(failure):
                 lost = None
-            return messages.explained(what, failure, lost)
+            return self._explained(f"{verb} rank {self._ranks[peer]}", failure, lost)
 
         # A small message is in a socket or not; only of a large one a part may have come.
         is_large = sum(tensor.nbytes for tensor in tensors) > _SMALL_BYTES

@@ -138,7 +138,7 @@ def settle(birth: torchgroup.Birth) -> Host:
         host.near = near
         _most_local = max(_most_local, len(host.ranks))
         if len(host.ranks) > 1:
-            _open(host, near, birth.name, timeout)
+            _open(host, near, birth)
     except BaseException:
         near.close()
         raise
@@ -157,7 +157,8 @@ def _exchange(store: torchgroup.Store, birth: torchgroup.Birth) -> list[dict[str
     for rank, other in enumerate(cards):
         if other["version"] != segment.VERSION:
             raise ProtocolError(
-                f"rank {rank} speaks version {other['version']} of the collectives, rank {birth.rank} {segment.VERSION}",
+                f"rank {birth.ranks[rank]} speaks version {other['version']} of the collectives, "
+                f"rank {birth.ranks[birth.rank]} {segment.VERSION}",
                 fix="install one version of this package for all ranks",
             )
     return cards
@@ -172,8 +173,8 @@ def _all_groups(
     return sorted(group for text in found for group in json.loads(text))
 
 
-def _open(host: Host, near: locality.Locality, name: str, timeout: float) -> None:
-    size = len(host.ranks)
+def _open(host: Host, near: locality.Locality, birth: torchgroup.Birth) -> None:
+    size, timeout = len(host.ranks), birth.timeout.total_seconds()
     if near.is_leader:
         slot_bytes = min(_SLOT_BYTES, _SLOTS_BYTES // size)
         opened = segment.Segment.create(size, slot_bytes, is_native=host.is_native)
@@ -182,7 +183,8 @@ def _open(host: Host, near: locality.Locality, name: str, timeout: float) -> Non
         descriptor = near.share(timeout=timeout)
         opened = segment.Segment.open(descriptor, num_ranks=size, is_native=host.is_native)
     host.segment = opened
-    place = verdicts.Place(opened, host.index, host.ranks, name)
+    names = [birth.ranks[rank] for rank in host.ranks]
+    place = verdicts.Place(opened, host.index, names, birth.name)
     # With more ranks than cores whoever spins keeps the one it waits for from running.
     is_crowded = _most_local > len(os.sched_getaffinity(0))
     make = NativeRoute if host.is_native else TorchRoute

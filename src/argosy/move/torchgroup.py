@@ -54,6 +54,8 @@ class Birth:
         self.store: Store = options.store
         self.rank = int(options.group_rank)
         self.size = int(options.group_size)
+        self.ranks = list(options.global_ranks_in_group) or list(range(self.size))
+        """The program's own number of each rank of the group: what people are told. Torch names none for the default group."""
         self.timeout: timedelta = options.timeout
         self.name = str(options.group_id)
 

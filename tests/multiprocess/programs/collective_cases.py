@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from argosy.errors import ConfigError, NoRoute
+from argosy.errors import ConfigError, MismatchError, NoRoute
 
 COUNTS = (0, 1, 5, 1000, 70_001, 1_300_000)
 DTYPES = (
@@ -262,6 +262,19 @@ def case_subgroups_work_and_leave_nothing(rank, size):
             dist.broadcast(tensor.fill_(rank), root, group=group)
             assert (tensor == root).all()
             dist.destroy_process_group(group)
+    dist.barrier()
+
+
+def case_a_mismatch_in_a_subgroup_names_ranks_as_the_program_does(rank, size):
+    first, second = size - 2, size - 1
+    group = dist.new_group([first, second])
+    if rank in (first, second):
+        with pytest.raises(MismatchError) as caught:
+            dist.broadcast(torch.zeros(2 if rank == first else 3), second, group=group)
+        for member, count in ((first, 2), (second, 3)):
+            line = f"rank {member}: broadcast of {count} x float32, root {second}, shape ({count},)"
+            assert line in str(caught.value), caught.value
+        dist.destroy_process_group(group)
     dist.barrier()
 
 

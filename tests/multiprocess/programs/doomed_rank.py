@@ -18,10 +18,12 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import argosy.move.groups  # noqa: F401 - registers the backend
+from argosy.errors import PeerLost
 
 VICTIM = int(os.environ.get("DOOMED_RANK", "1"))
 SPLIT_AT = int(os.environ.get("DOOMED_SPLIT_AT", "0"))
@@ -102,6 +104,24 @@ def killed_while_gloo_does_the_work(rank, size):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
     while True:
         dist.all_reduce(tensor, dist.ReduceOp.BOR)
+
+
+def killed_in_a_group_of_some(rank, size):
+    """Whose ranks have other numbers in it: the victim's own is told, of a message and of a collective."""
+    members = sorted({VICTIM, 1 if VICTIM == 2 else 2})
+    group = dist.new_group(members)
+    dist.barrier()
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank in members:
+        for call in (
+            lambda: dist.recv(torch.zeros(3), VICTIM, group=group),
+            lambda: dist.all_reduce(torch.zeros(3), group=group),
+        ):
+            with pytest.raises(PeerLost, match=f"rank {VICTIM} has ended") as caught:
+                call()
+            assert caught.value.rank == VICTIM
+    dist.all_reduce(torch.zeros(10))
 
 
 def killed_under_ddp(rank, size):

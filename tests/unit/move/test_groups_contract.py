@@ -30,6 +30,9 @@ def test_the_options_of_a_new_group_carry_what_a_birth_needs():
     options.timeout, options.group_id = timedelta(seconds=5), "7"
     birth = torchgroup.Birth(options)
     assert (birth.rank, birth.size, birth.name) == (1, 3, "7")
+    assert birth.ranks == [0, 1, 2]  # torch names none for the default group
+    options.global_ranks_in_group = [4, 5, 9]
+    assert torchgroup.Birth(options).ranks == [4, 5, 9]
     assert birth.timeout == timedelta(seconds=5)
 
 

@@ -23,6 +23,7 @@ def test_calls_describe_themselves_for_people():
     call = Call(Kind.ALL_REDUCE, torch.bfloat16, 12, operation=Operation.AVG)
     assert str(call) == "all_reduce(avg) of 12 x bfloat16"
     assert str(Call(Kind.BROADCAST, torch.bool, 3, root=2)) == "broadcast of 3 x bool, root 2"
+    assert str(Call(Kind.BROADCAST, torch.bool, 3, root=1, ranks=[4, 9])).endswith("root 9")
     assert str(Call(Kind.MEET, torch.uint8, 0)) == "barrier"
     assert str(Call(Kind.ALL_TO_ALL, torch.int8, 0)) == "all_to_all of int8"
 
