@@ -27,8 +27,13 @@ class Request:
 
     @property
     def is_beneath(self) -> bool:
-        """Whether Gloo does the work."""
+        """Whether Gloo does the work, or a part of it."""
         return any(call.is_beneath for call in self.calls)
+
+    @property
+    def beneath(self) -> list[Call]:
+        """What Gloo does: one after the other, since it has no coalesced forms, and to it a list is one tensor on several devices."""
+        return [call for call in self.calls if call.is_beneath]
 
     def finish(self) -> None:
         """Copy back what was exchanged in copies."""
@@ -52,12 +57,12 @@ def in_place(
         check(tensor, "tensor", may_be_sparse=kind is Kind.ALL_REDUCE)
         call = Call(kind, tensor.dtype, tensor.numel(), operation=operation[0], root=root)
         call.factor = operation[1]
-        call.is_beneath = tensor.layout != torch.strided or (
+        is_sparse = tensor.layout != torch.strided
+        call.is_beneath = is_sparse or (
             kind in REDUCING and not can_reduce(tensor.dtype, operation[0])
         )
-        if not call.is_beneath:
-            memory = _writable(tensor, "tensor", request)
-            call.inputs, call.outputs = [memory], [memory]
+        memory = tensor if is_sparse else _writable(tensor, "tensor", request)
+        call.inputs, call.outputs = [memory], [memory]
         request.calls.append(call)
     return request
 
@@ -142,7 +147,7 @@ def _scattered(
     call = Call(Kind.REDUCE_SCATTER, output.dtype, output.numel(), given)
     call.operation, call.factor = operation
     call.is_beneath = not can_reduce(output.dtype, operation[0])
-    call.outputs = [] if call.is_beneath else [_writable(output, "output", request)]
+    call.outputs = [_writable(output, "output", request)]
     request.calls.append(call)
     return request
 
@@ -228,6 +233,37 @@ def check(tensor: torch.Tensor, name: str, *, may_be_sparse: bool = False) -> No
 def parts(memory: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
     """A contiguous tensor cut into pieces of so many elements."""
     return list(torch.split(memory.view(-1), list(counts)))
+
+
+def in_one(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Contiguous pieces as one tensor: itself where it was cut into them, else a copy."""
+    found = _uncut(pieces)
+    return torch.cat([piece.view(-1) for piece in pieces]) if found is None else found
+
+
+def room_for(pieces: Sequence[torch.Tensor], request: Request) -> torch.Tensor:
+    """One tensor to be filled in place of the pieces; where it is not made of them the request copies it to them at its end."""
+    found = _uncut(pieces)
+    if found is not None:
+        return found
+    counts = [piece.numel() for piece in pieces]
+    room = pieces[0].new_empty(sum(counts))
+    request.copies_back += [
+        (piece.view(-1), part) for piece, part in zip(pieces, parts(room, counts), strict=True)
+    ]
+    return room
+
+
+def _uncut(pieces: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """What the pieces were cut from, when they lie one after the other."""
+    first, at = pieces[0], pieces[0].storage_offset()
+    start = at
+    for piece in pieces:
+        is_same = piece.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_same or piece.storage_offset() != at:
+            return None
+        at += piece.numel()
+    return first.as_strided((at - start,), (1,))
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from argosy.move import arguments, callsites, counters, hosts, mapping, messages
 from argosy.move.arguments import Request
 from argosy.move.calls import Call, Kind
 from argosy.move.hostroute import LAYERED, HostRoute
+from argosy.move.leaders import as_bytes
 from argosy.move.works import ArgosyWork, Turns
 
 NAME = "argosy"
@@ -76,7 +77,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         def job() -> None:
             for call in request.calls:
                 self._route.run(call, timeout)
-            request.finish()
             if request.is_beneath:
                 counters.own.gloo_calls += 1
                 counters.own.gloo_bytes += sum(call.num_bytes for call in request.calls)
@@ -85,6 +85,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
                 counters.own.shared_memory_calls += 1
                 moved = sum(call.moved_bytes for call in request.calls)
                 counters.own.shared_memory_bytes += moved
+            request.finish()
 
         return self._turns.take(job, request.result, is_async=is_async)
 
@@ -159,9 +160,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         return self._submit(
             request,
             opts,
-            lambda: _each(
-                lambda tensor: self.gloo.allreduce([tensor], options), _left(tensors, request)
-            ),
+            lambda: [self.gloo.allreduce(call.outputs, options) for call in request.beneath],
         )
 
     allreduce_coalesced = allreduce
@@ -179,15 +178,15 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         root = torchgroup.root_of(opts)
         request = arguments.in_place(Kind.REDUCE, tensors, operation, root)
         options = torchgroup.options_of("reduce", opts)
+
         # Gloo writes partial sums into the tensors of other ranks than the root: those get copies.
-        is_root = self._rank == root
+        def own(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if self._rank == root else tensor.clone()
+
         return self._submit(
             request,
             opts,
-            lambda: _each(
-                lambda tensor: self.gloo.reduce([tensor if is_root else tensor.clone()], options),
-                _left(tensors, request),
-            ),
+            lambda: [self.gloo.reduce([own(*call.outputs)], options) for call in request.beneath],
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
@@ -198,13 +197,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             arguments.gather_list(Kind.ALL_GATHER, list(into), given, self._size)
             for into, given in zip(outputs, inputs, strict=True)
         ]
-        return self._submit(
-            _joined(requests),
-            opts,
-            lambda: _each(
-                lambda into, given: self.gloo.allgather([list(into)], [given]), outputs, inputs
-            ),
-        )
+        return self._submit(_joined(requests), opts, self._no_gloo)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ArgosyWork:
         """Several all-gathers into lists."""
@@ -215,11 +208,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     ) -> ArgosyWork:
         """The output becomes all ranks' inputs, one after the other."""
         request = arguments.gather_single(output, given, self._size)
-        return self._submit(
-            request,
-            opts,
-            lambda: self.gloo._allgather_base(output.view(-1), given.reshape(-1)),
-        )
+        return self._submit(request, opts, self._no_gloo)
 
     _allgather_base = all_gather_single
 
@@ -231,15 +220,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             arguments.gather_single(output, given, self._size)
             for output, given in zip(outputs, inputs, strict=True)
         ]
-        return self._submit(
-            _joined(requests),
-            opts,
-            lambda: _each(
-                lambda output, given: self.gloo._allgather_base(output.view(-1), given.reshape(-1)),
-                outputs,
-                inputs,
-            ),
-        )
+        return self._submit(_joined(requests), opts, self._no_gloo)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -251,11 +232,13 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         into = list(into) if self._rank == root else []
         request = arguments.gather_list(Kind.GATHER, into, given, self._size, root)
         options = torchgroup.options_of("gather", opts)
-        return self._submit(
-            request,
-            opts,
-            lambda: self.gloo.gather([into] if self._rank == root else [], [given], options),
-        )
+
+        def beneath() -> Any:
+            (call,) = request.calls
+            into = [list(map(as_bytes, call.outputs))] if self._rank == root else []
+            return self.gloo.gather(into, list(map(as_bytes, call.inputs)), options)
+
+        return self._submit(request, opts, beneath)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, **_: Any) -> ArgosyWork:
         """Each output becomes its part of the root's list."""
@@ -270,13 +253,13 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             size=self._size,
         )
         options = torchgroup.options_of("scatter", opts)
-        return self._submit(
-            request,
-            opts,
-            lambda: self.gloo.scatter(
-                [output], [list(given)] if self._rank == root else [], options
-            ),
-        )
+
+        def beneath() -> Any:
+            (call,) = request.calls
+            given = [list(map(as_bytes, call.inputs))] if self._rank == root else []
+            return self.gloo.scatter(list(map(as_bytes, call.outputs)), given, options)
+
+        return self._submit(request, opts, beneath)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
         """Each output becomes the reduction of all ranks' inputs for this rank."""
@@ -287,16 +270,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             arguments.scatter_list(output, list(given), operation, self._size)
             for output, given in zip(outputs, inputs, strict=True)
         ]
-        options = torchgroup.options_of("reduce_scatter", opts)
-        return self._submit(
-            _joined(requests),
-            opts,
-            lambda: _each(
-                lambda output, given: self.gloo.reduce_scatter([output], [list(given)], options),
-                outputs,
-                inputs,
-            ),
-        )
+        return self._reduce_scatter(_joined(requests), opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, **_: Any
@@ -315,20 +289,20 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             arguments.scatter_single(output, given, operation, self._size)
             for output, given in zip(outputs, inputs, strict=True)
         ]
-        options = torchgroup.options_of("reduce_scatter", opts)
-        return self._submit(
-            _joined(requests),
-            opts,
-            lambda: _each(
-                lambda output, given: self.gloo._reduce_scatter_base(
-                    output.view(-1), given.reshape(-1), options
-                ),
-                outputs,
-                inputs,
-            ),
-        )
+        return self._reduce_scatter(_joined(requests), opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, request: Request, opts: Any) -> ArgosyWork:
+        options = torchgroup.options_of("reduce_scatter", opts)
+        return self._submit(
+            request,
+            opts,
+            lambda: [
+                self.gloo.reduce_scatter(call.outputs, [call.inputs], options)
+                for call in request.beneath
+            ],
+        )
 
     def all_to_all_single(
         self,
@@ -341,19 +315,26 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     ) -> ArgosyWork:
         """Part r of the output becomes rank r's part for this rank."""
         splits = (list(output_split_sizes or ()), list(input_split_sizes or ()))
-        request = arguments.exchange_single(output, given, splits, self._size)
-        return self._submit(
-            request,
-            opts,
-            lambda: self.gloo.alltoall_base(output, given, *splits),
-        )
+        return self._exchange(arguments.exchange_single(output, given, splits, self._size), opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ArgosyWork:
         """The same with lists."""
-        request = arguments.exchange_list(list(outputs), list(inputs), self._size)
-        return self._submit(request, opts, lambda: self.gloo.alltoall(list(outputs), list(inputs)))
+        return self._exchange(
+            arguments.exchange_list(list(outputs), list(inputs), self._size), opts
+        )
+
+    def _exchange(self, request: Request, opts: Any) -> ArgosyWork:
+        def beneath() -> Any:
+            (call,) = request.calls
+            takes, sends = [
+                [part.nbytes for part in parts] for parts in (call.outputs, call.inputs)
+            ]
+            into, given = arguments.room_for(call.outputs, request), arguments.in_one(call.inputs)
+            return self.gloo.alltoall_base(as_bytes(into), as_bytes(given), takes, sends)
+
+        return self._submit(request, opts, beneath)
 
     def barrier(self, opts: Any = None, **_: Any) -> ArgosyWork:
         """Until all ranks are here."""
@@ -387,16 +368,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """For calls from now on."""
         self._timeout = timeout
         self.gloo.set_timeout(timeout)
-
-
-def _left(tensors: Tensors, request: Request) -> list[torch.Tensor]:
-    """Those of a call that did not go over shared memory. One by one, since to Gloo a list is one tensor on several devices."""
-    return [t for t, call in zip(tensors, request.calls, strict=True) if call.is_beneath]
-
-
-def _each(start: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
-    """Gloo has no coalesced form of these: one after the other."""
-    return [start(*entries) for entries in zip(*lists, strict=True)]
 
 
 def _joined(requests: Sequence[Request]) -> Request:

@@ -6,7 +6,6 @@ closes its connections: Gloo says so at once, and its process descriptor tells a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -64,32 +63,13 @@ class Message(dist.Work):
         try:
             if self._is_lost is None:
                 return self._wait(timeout)
-            return self._wait_watching(self._is_lost, timeout)
+            return bool(torchgroup.wait_in_thread(lambda: self._wait(timeout), self._is_lost))
         except (RuntimeError, torchgroup.Stuck) as failure:
             self._failure = self._explain(failure)
             raise self._failure from failure
 
     def _wait(self, timeout: timedelta | None) -> bool:
         return bool(self._work.wait() if not timeout else self._work.wait(timeout))
-
-    def _wait_watching(self, is_lost: Callable[[], bool], timeout: timedelta | None) -> bool:
-        """In a thread of its own: nothing else can leave a message that Gloo never ends. It stays until Gloo's timeout then."""
-        ended = threading.Event()
-        found: list[bool | RuntimeError] = []
-
-        def wait() -> None:
-            try:
-                found.append(self._wait(timeout))
-            except RuntimeError as failure:
-                found.append(failure)
-            ended.set()
-
-        threading.Thread(target=wait, name="message over Gloo", daemon=True).start()
-        torchgroup.wait_watching(ended, is_lost)
-        (result,) = found
-        if isinstance(result, RuntimeError):
-            raise result
-        return result
 
     def synchronize(self) -> None:
         """Nothing remains to be waited for on a CPU but the message itself."""

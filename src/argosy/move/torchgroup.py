@@ -130,13 +130,38 @@ class Stuck(Exception):
 def wait_for(works: Sequence[Any], is_lost: Callable[[], bool]) -> None:
     """Wait for collectives of a Gloo backend; `Stuck` when somebody is lost and Gloo does not say so. RuntimeError is Gloo's own."""
     for work in works:
+        try:
+            future = work.get_future()
+        except RuntimeError:  # a reduce-scatter of Gloo has none
+            wait_in_thread(work.wait, is_lost)
+            continue
         ended = threading.Event()
-        work.get_future().add_done_callback(lambda _, ended=ended: ended.set())
-        wait_watching(ended, is_lost)
+        future.add_done_callback(lambda _, ended=ended: ended.set())
+        _wait_watching(ended, is_lost)
         work.wait()
 
 
-def wait_watching(ended: threading.Event, is_lost: Callable[[], bool]) -> None:
+def wait_in_thread(wait: Callable[[], Any], is_lost: Callable[[], bool]) -> Any:
+    """What `wait` returns or raises, in a thread of its own: nothing else can leave what Gloo never ends. It stays until Gloo's timeout then."""
+    ended = threading.Event()
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(wait())
+        except RuntimeError as failure:
+            found.append(failure)
+        ended.set()
+
+    threading.Thread(target=run, name="wait for Gloo", daemon=True).start()
+    _wait_watching(ended, is_lost)
+    (result,) = found
+    if isinstance(result, RuntimeError):
+        raise result
+    return result
+
+
+def _wait_watching(ended: threading.Event, is_lost: Callable[[], bool]) -> None:
     """Until it is set; `Stuck` when somebody is lost and it is not set soon after."""
     while not ended.wait(_WATCH_SECONDS):
         if is_lost() and not ended.wait(_WATCH_SECONDS):

@@ -57,28 +57,15 @@ def test_every_collective_of_torch_is_defined_under_its_own_name(name):
     assert name in vars(groups.ArgosyGroup)
 
 
-def test_gloo_has_the_methods_that_calls_fall_through_to():
-    for name in (
-        "allreduce",
-        "reduce",
-        "allgather",
-        "_allgather_base",
-        "gather",
-        "scatter",
-        "reduce_scatter",
-    ):
-        assert callable(getattr(dist.ProcessGroupGloo, name)), name
-    for name in (
-        "_reduce_scatter_base",
-        "alltoall_base",
-        "alltoall",
-        "barrier",
-        "broadcast",
-        "send",
-        "recv",
-        "shutdown",
-    ):
-        assert callable(getattr(dist.ProcessGroupGloo, name)), name
+@pytest.mark.parametrize(
+    "name",
+    [
+        "allreduce", "reduce", "reduce_scatter", "allgather", "gather", "scatter", "alltoall_base", "broadcast", "send", "recv",
+        "shutdown", "set_timeout", "_set_sequence_number_for_group",
+    ],
+)  # fmt: skip
+def test_gloo_has_the_methods_that_calls_fall_through_to(name):
+    assert callable(getattr(dist.ProcessGroupGloo, name))
 
 
 def test_options_tell_operation_root_timeout_and_whether_to_wait():
