@@ -6,6 +6,7 @@ refused argument leaves all tensors as they were.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from argosy.errors import ConfigError, NoRoute
 from argosy.move import mapping
-from argosy.move.calls import REDUCING, Call, Kind, Operation, can_reduce
+from argosy.move.calls import REDUCING, Call, Kind, Operation, can_gloo_reduce, can_reduce
 
 
 @dataclass(slots=True)
@@ -58,13 +59,22 @@ def in_place(
         call = Call(kind, tensor.dtype, tensor.numel(), operation=operation[0], root=root)
         call.factor = operation[1]
         is_sparse = tensor.layout != torch.strided
-        call.is_beneath = is_sparse or (
-            kind in REDUCING and not can_reduce(tensor.dtype, operation[0])
-        )
+        if kind in REDUCING:
+            call.is_beneath = _is_beneath(kind, tensor.dtype, operation[0], is_sparse=is_sparse)
         memory = tensor if is_sparse else _writable(tensor, "tensor", request)
         call.inputs, call.outputs = [memory], [memory]
         request.calls.append(call)
     return request
+
+
+def pairs(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Outputs with their inputs, of a coalesced call."""
+    if len(outputs) != len(inputs):
+        raise ConfigError(
+            f"{len(inputs)} inputs and {len(outputs)} outputs in one call",
+            fix="give one output for each input",
+        )
+    return list(zip(outputs, inputs, strict=True))
 
 
 def gather_single(output: torch.Tensor, given: torch.Tensor, size: int) -> Request:
@@ -89,20 +99,22 @@ def gather_single(output: torch.Tensor, given: torch.Tensor, size: int) -> Reque
 def gather_list(
     kind: Kind, outputs: Sequence[torch.Tensor], given: torch.Tensor, size: int, root: int = 0
 ) -> Request:
-    """All-gather or gather into a list; `outputs` is empty where nothing arrives."""
+    """All-gather or gather into a list; `size` is 0 where nothing arrives."""
     check(given, "input")
     request = Request([], list(outputs))
-    if outputs and len(outputs) != size:
+    if len(outputs) != size:
         raise ConfigError(
             f"{len(outputs)} output tensors for {size} ranks", fix="give one for each rank"
         )
-    _same_dtype([given, *outputs])
-    _distinct(outputs)
-    call = Call(kind, given.dtype, given.numel(), [_readable(given)], root=root)
     for index, output in enumerate(outputs):
         check(output, f"output {index}")
         _same_count(output, given.numel(), f"output {index}")
-        call.outputs.append(_writable(output, f"output {index}", request))
+    _same_dtype([given, *outputs])
+    _distinct(outputs)
+    call = Call(kind, given.dtype, given.numel(), [_readable(given)], root=root)
+    call.outputs = [
+        _writable(output, f"output {index}", request) for index, output in enumerate(outputs)
+    ]
     request.calls.append(call)
     return request
 
@@ -146,7 +158,7 @@ def _scattered(
     request = Request([], [output])
     call = Call(Kind.REDUCE_SCATTER, output.dtype, output.numel(), given)
     call.operation, call.factor = operation
-    call.is_beneath = not can_reduce(output.dtype, operation[0])
+    call.is_beneath = _is_beneath(Kind.REDUCE_SCATTER, output.dtype, operation[0])
     call.outputs = [_writable(output, "output", request)]
     request.calls.append(call)
     return request
@@ -224,10 +236,26 @@ def check(tensor: torch.Tensor, name: str, *, may_be_sparse: bool = False) -> No
             f"{name} {tuple(tensor.shape)} is on {tensor.device}: this backend moves CPU memory",
             fix="move it to the CPU, or use a backend of that device for it",
         )
-    if tensor.layout != torch.strided and not may_be_sparse:
+    if tensor.layout != torch.strided and not (may_be_sparse and tensor.is_sparse):
         raise NoRoute(
             f"{name} {tuple(tensor.shape)} is sparse ({tensor.layout})", fix="use .to_dense()"
         )
+
+
+def _is_beneath(
+    kind: Kind, dtype: torch.dtype, operation: Operation, *, is_sparse: bool = False
+) -> bool:
+    """Whether a reduction is Gloo's; refuses what it cannot do either."""
+    if not is_sparse and can_reduce(dtype, operation):
+        return False
+    can_gloo = operation is Operation.SUM if is_sparse else can_gloo_reduce(dtype, operation)
+    if not can_gloo:
+        what = "sparse tensors" if is_sparse else str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"{kind.name.lower()}: there is no {operation.name.lower()} of {what}",
+            fix="use another operation, or convert the tensor",
+        )
+    return True
 
 
 def parts(memory: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
@@ -310,10 +338,32 @@ def _same_count(tensor: torch.Tensor, count: int, name: str) -> None:
 
 
 def _distinct(outputs: Sequence[torch.Tensor]) -> None:
-    """Two outputs at one place would silently hold one rank's data."""
-    places = [tensor.data_ptr() for tensor in outputs if tensor.numel() > 0]
-    if len(set(places)) < len(places):
-        raise ConfigError("output tensors overlap", fix="give each rank's output its own memory")
+    """Two outputs that share memory would hold what came last."""
+    spans = sorted((t.data_ptr(), _span_bytes(t), i) for i, t in enumerate(outputs) if t.numel())
+    for (start, num_bytes, _), (following, _, _) in itertools.pairwise(spans):
+        if start + num_bytes > following:
+            break
+    else:
+        return
+    # Columns of one matrix lie between each other and share nothing: only to mark every element tells.
+    begin, size = spans[0][0], outputs[0].itemsize
+    end = max(start + num_bytes for start, num_bytes, _ in spans)
+    marks = torch.zeros((end - begin) // size + 1, dtype=torch.bool)
+    for start, _, index in spans:
+        shape, strides = outputs[index].shape, outputs[index].stride()
+        marked = marks.as_strided(shape, strides, (start - begin) // size)
+        if (start - begin) % size or marked.any():
+            raise ConfigError(
+                f"output {index} shares memory with another output",
+                fix="give each rank's output its own memory",
+            )
+        marked.fill_(True)
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    return mapping.span_bytes(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _split_counts(tensor: torch.Tensor, rows: Sequence[int], size: int, name: str) -> list[int]:

@@ -57,6 +57,7 @@ _KERNELS = (
     torch.int32,
     torch.int64,
 )
+_BITWISE = (torch.uint8, torch.int8, torch.int32, torch.int64)
 _COPIED = sorted(
     {
         value
@@ -78,6 +79,16 @@ def can_reduce(dtype: torch.dtype, operation: Operation) -> bool:
     if operation in (Operation.AVG, Operation.PREMUL_SUM):
         return dtype.is_floating_point
     return True
+
+
+def can_gloo_reduce(dtype: torch.dtype, operation: Operation) -> bool:
+    """Whether Gloo has one where the routes have none. What it cannot do it may refuse after it has written."""
+    if dtype is torch.bool:
+        return operation not in (Operation.AVG, Operation.PREMUL_SUM)
+    if dtype.is_complex:
+        is_average = operation is Operation.AVG and dtype is not torch.complex32
+        return operation is Operation.SUM or is_average
+    return operation > Operation.PREMUL_SUM and dtype in _BITWISE
 
 
 @dataclass(slots=True)

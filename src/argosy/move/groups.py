@@ -195,7 +195,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             outputs, inputs = [outputs], [inputs]
         requests = [
             arguments.gather_list(Kind.ALL_GATHER, list(into), given, self._size)
-            for into, given in zip(outputs, inputs, strict=True)
+            for into, given in arguments.pairs(outputs, inputs)
         ]
         return self._submit(_joined(requests), opts, self._no_gloo)
 
@@ -218,7 +218,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """Several all-gathers at once."""
         requests = [
             arguments.gather_single(output, given, self._size)
-            for output, given in zip(outputs, inputs, strict=True)
+            for output, given in arguments.pairs(outputs, inputs)
         ]
         return self._submit(_joined(requests), opts, self._no_gloo)
 
@@ -230,7 +230,8 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         given = inputs if isinstance(inputs, torch.Tensor) else inputs[0]
         into: Any = outputs if isinstance(inputs, torch.Tensor) else (outputs or [[]])[0]
         into = list(into) if self._rank == root else []
-        request = arguments.gather_list(Kind.GATHER, into, given, self._size, root)
+        num_outputs = self._size if self._rank == root else 0
+        request = arguments.gather_list(Kind.GATHER, into, given, num_outputs, root)
         options = torchgroup.options_of("gather", opts)
 
         def beneath() -> Any:
@@ -268,7 +269,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         operation = torchgroup.operation_of(opts)
         requests = [
             arguments.scatter_list(output, list(given), operation, self._size)
-            for output, given in zip(outputs, inputs, strict=True)
+            for output, given in arguments.pairs(outputs, inputs)
         ]
         return self._reduce_scatter(_joined(requests), opts)
 
@@ -287,7 +288,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         operation = torchgroup.operation_of(opts)
         requests = [
             arguments.scatter_single(output, given, operation, self._size)
-            for output, given in zip(outputs, inputs, strict=True)
+            for output, given in arguments.pairs(outputs, inputs)
         ]
         return self._reduce_scatter(_joined(requests), opts)
 

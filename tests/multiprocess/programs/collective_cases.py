@@ -323,6 +323,12 @@ def case_tensors_in_pieces_are_copied_and_bad_ones_refused(rank, size):
         dist.all_reduce(torch.zeros(1).expand(10))
     with pytest.raises(ConfigError, match="own memory"):
         dist.all_gather([torch.zeros(3)[:]] * size, torch.zeros(3))
+    with pytest.raises(ConfigError, match="0 output tensors"):
+        dist.all_gather([], torch.zeros(3))
+    whole = torch.tensor([2, 3])
+    with pytest.raises(ConfigError, match="no avg of int64"):
+        dist.all_reduce(whole, dist.ReduceOp.AVG)
+    assert whole.tolist() == [2, 3]
     with pytest.raises(ConfigError, match="elements"):
         dist.all_gather_single(torch.zeros(3 * size + 1), torch.zeros(3))
     with pytest.raises(ConfigError, match="split sizes"):

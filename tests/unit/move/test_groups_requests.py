@@ -48,6 +48,27 @@ def test_kernels_know_their_dtypes():
     assert not can_reduce(torch.complex64, Operation.SUM)
 
 
+def test_what_neither_a_kernel_nor_gloo_reduces_is_refused_before_anything_is_written():
+    average, bits = (Operation.AVG, 1.0), (Operation.BAND, 1.0)
+    for dtype, operation in (
+        (torch.int64, average),
+        (torch.bool, average),
+        (torch.complex64, (Operation.MAX, 1.0)),
+        (torch.uint16, (Operation.SUM, 1.0)),
+        (torch.float8_e4m3fn, (Operation.SUM, 1.0)),
+        (torch.float32, bits),
+        (torch.int16, bits),
+    ):
+        name = str(dtype).removeprefix("torch.")
+        with pytest.raises(ConfigError, match=f"no {operation[0].name.lower()} of {name}"):
+            arguments.in_place(Kind.ALL_REDUCE, [torch.zeros(2, dtype=dtype)], operation)
+        output, given = torch.zeros(2, dtype=dtype), torch.zeros(4, dtype=dtype)
+        with pytest.raises(ConfigError, match=f"reduce_scatter: there is no .* of {name}"):
+            arguments.scatter_single(output, given, operation, 2)
+    with pytest.raises(ConfigError, match="max of sparse tensors"):
+        arguments.in_place(Kind.ALL_REDUCE, [torch.eye(2).to_sparse()], (Operation.MAX, 1.0))
+
+
 def test_requests_without_a_kernel_go_beneath():
     assert arguments.in_place(Kind.ALL_REDUCE, [torch.zeros(3, dtype=torch.bool)]).is_beneath
     assert arguments.in_place(Kind.ALL_REDUCE, [torch.eye(2).to_sparse()]).is_beneath
@@ -89,6 +110,10 @@ def test_a_lazy_negative_is_exchanged_as_what_it_says():
         (lambda: arguments.gather_single(torch.zeros(5), torch.zeros(2), 2), ConfigError, "5 elements"),
         (lambda: arguments.gather_single(torch.zeros(4), torch.zeros(2).int(), 2), ConfigError, "dtypes"),
         (lambda: arguments.gather_list(Kind.GATHER, [torch.zeros(2)], torch.zeros(2), 2), ConfigError, "1 output"),
+        (lambda: arguments.gather_list(Kind.ALL_GATHER, [], torch.zeros(2), 2), ConfigError, "0 output tensors for 2 ranks"),
+        (lambda: arguments.gather_list(Kind.GATHER, [], torch.zeros(2), 2), ConfigError, "0 output tensors for 2 ranks"),
+        (lambda: arguments.gather_list(Kind.GATHER, [torch.zeros(2, device="meta")] * 2, torch.zeros(2), 2), NoRoute, "meta"),
+        (lambda: arguments.pairs([torch.zeros(2)], []), ConfigError, "0 inputs and 1 outputs"),
         (lambda: arguments.scatter_list(torch.zeros(2), [torch.zeros(3)] * 2, (Operation.SUM, 1.0), 2), ConfigError, "3 elements"),
         (lambda: arguments.scatter(torch.zeros(2), [], root=0, is_root=True, size=2), ConfigError, "0 input tensors"),
         (lambda: arguments.exchange_single(torch.zeros(3), torch.zeros(3), ([], []), 2), ConfigError, "3 rows"),
@@ -99,6 +124,24 @@ def test_a_lazy_negative_is_exchanged_as_what_it_says():
 def test_bad_arguments_are_refused_with_their_values(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda memory: [memory[0:4], memory[2:6]],
+        lambda memory: [memory[0:8:2], memory[1:5]],
+    ],
+)
+def test_outputs_that_share_some_memory_are_refused(cut):
+    with pytest.raises(ConfigError, match="output 1 shares memory"):
+        arguments.gather_list(Kind.ALL_GATHER, cut(torch.zeros(16)), torch.zeros(4), 2)
+
+
+def test_outputs_that_lie_between_each_other_are_taken():
+    columns = list(torch.zeros(4, 3).unbind(1))
+    request = arguments.gather_list(Kind.ALL_GATHER, columns, torch.zeros(4), 3)
+    assert len(request.copies_back) == 3
 
 
 def test_the_call_site_is_outside_torch_and_this_package():
@@ -263,8 +306,8 @@ def test_a_call_that_is_refused_for_one_tensor_writes_to_none(alone):
     grid = torch.arange(4.0).view(2, 2)
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp = c10d._make_nccl_premul_sum(2.0)
-    with pytest.raises(RuntimeError):  # Gloo has none either
-        alone.allreduce_coalesced([grid[:, 0], torch.tensor([3])], options).wait()
+    with pytest.raises(ConfigError, match="no premul_sum of int64"):
+        alone.allreduce_coalesced([grid, torch.tensor([3])], options).wait()
     assert grid.tolist() == [[0, 1], [2, 3]]
 
 
