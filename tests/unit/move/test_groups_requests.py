@@ -149,6 +149,19 @@ def test_the_call_site_is_outside_torch_and_this_package():
     assert "in test_the_call_site" in callsites.find()
 
 
+def test_a_deprecated_name_of_a_collective_is_not_its_call_site(alone, monkeypatch):
+    seen = []
+    plain = alone.__class__.all_gather_single
+    monkeypatch.setattr(
+        alone.__class__,
+        "all_gather_single",
+        lambda *given, **more: seen.append(callsites.find(2)) or plain(*given, **more),
+    )
+    with pytest.warns(FutureWarning):
+        dist.all_gather_into_tensor(torch.zeros(2), torch.ones(2))
+    assert seen[0].endswith("in test_a_deprecated_name_of_a_collective_is_not_its_call_site"), seen
+
+
 def test_a_thread_without_a_frame_of_the_program_has_no_call_site():
     seen = []
 
