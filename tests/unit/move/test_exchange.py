@@ -24,6 +24,7 @@ from argosy.move.gathered import total, values_of
 from argosy.move.layout import Layout, Parameter
 from argosy.move.rounds import Round
 from argosy.move.trees import Node
+from argosy.native import loader
 
 names = itertools.count()
 FIRST = Round(0, 0)
@@ -205,8 +206,32 @@ def test_a_slot_is_not_given_away_while_its_writer_has_not_entered_the_generatio
 
 def test_another_layout_is_refused(make):
     make(layout_of(), name="unit-other")
-    with pytest.raises(MismatchError, match="another layout"):
-        make(layout_of(terms=("lost",)), name="unit-other")
+    for other in (layout_of(terms=("lost",)), layout_of(lanes=64)):
+        with pytest.raises(MismatchError, match="another layout"):
+            make(other, name="unit-other")
+
+
+def test_a_process_that_swaps_words_in_another_way_is_refused(make, monkeypatch):
+    if loader.library() is None:
+        pytest.skip("there is no native code")
+    make(name="unit-ways")
+    monkeypatch.setenv(loader.SWITCH, "0")
+    loader.forget()
+    try:
+        with pytest.raises(MismatchError, match="this process has no native code"):
+            make(name="unit-ways")
+    finally:
+        monkeypatch.undo()
+        loader.forget()
+    make(name="unit-ways", enter=False)  # it left nothing behind
+
+
+def test_a_claim_is_published_once(make):
+    opened = make()
+    claim = opened.claim(FIRST, Node(0, 2))
+    opened.publish(claim)
+    with pytest.raises(ConfigError, match="lanes 0 to 1 was published or released before"):
+        opened.publish(claim)
 
 
 def test_votes_are_in_page_order_and_show_what_is_not_finite(make):
