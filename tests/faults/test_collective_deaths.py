@@ -29,6 +29,8 @@ DEATHS = (
     "killed_in_a_batch_of_messages",
     "killed_while_gloo_does_the_work",
     "killed_in_a_group_of_some",
+    "killed_while_a_child_of_it_lives",
+    "killed_before_its_message_while_a_child_of_it_lives",
 )
 MISMATCHES = {
     "different_operations": (
@@ -43,6 +45,8 @@ MISMATCHES = {
 OTHERS = (
     "killed_under_ddp",
     "stopped_rank",
+    "killed_before_a_group_is_made",
+    "absent_when_a_group_is_made",
     "aborted",
     "aborted_from_another_thread",
     "interrupted",
@@ -175,6 +179,16 @@ def test_a_death_under_ddp_is_an_error_of_backward_and_then_typed(outcomes):
         assert said["error"] == "RuntimeError", said
         assert f"rank {VICTIM} has ended" in said["text"]
         assert said["again"] == "PeerLost"
+
+
+def test_a_rank_that_cannot_come_or_does_not_come_to_a_new_group_is_named(outcomes):
+    for rank in (0, 2):
+        killed = outcomes["killed_before_a_group_is_made"][rank]
+        assert (killed["error"], killed["lost"]) == ("PeerLost", VICTIM), killed
+        assert "during the making of group 1" in killed["text"]
+        absent = outcomes["absent_when_a_group_is_made"][rank]
+        assert absent["error"] == "TimedOut", absent
+        assert f"ranks {VICTIM} did not come in time" in absent["text"]
 
 
 def test_an_abort_ends_everybodys_waits(outcomes):

@@ -13,7 +13,16 @@ from typing import Any
 import torch
 
 from argosy.errors import ArgosyError
-from argosy.move import arguments, callsites, counters, hosts, mapping, messages, torchgroup
+from argosy.move import (
+    arguments,
+    arrivals,
+    callsites,
+    counters,
+    hosts,
+    mapping,
+    messages,
+    torchgroup,
+)
 from argosy.move.arguments import Request
 from argosy.move.calls import Call, Kind
 from argosy.move.hostroute import LAYERED, HostRoute
@@ -31,15 +40,17 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     """A process group over shared memory with Gloo beneath."""
 
     def __init__(self, birth: torchgroup.Birth) -> None:
-        super().__init__(birth)
+        cards = arrivals.gather(birth)
+        with arrivals.explaining(birth):
+            super().__init__(birth)
+            self._host = hosts.settle(birth, cards)
+            self._route: hosts.Route = self._host.route
+            self._is_spread = len(self._host.groups) > 1
+            if self._is_spread:
+                self._route = HostRoute(self._host, birth, self.gloo)
         self._timeout = birth.timeout
         self._rank, self._size = birth.rank, birth.size
         self._ranks = birth.ranks
-        self._host = hosts.settle(birth)
-        self._route: hosts.Route = self._host.route
-        self._is_spread = len(self._host.groups) > 1
-        if self._is_spread:
-            self._route = HostRoute(self._host, birth, self.gloo)
         self._turns = Turns(birth.name)
         self._is_shut = False
         self._shutting = threading.RLock()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
 from argosy.errors import NoRoute
+from argosy.move import forks
 from argosy.move.calls import Operation
 
 Store = Any
@@ -30,6 +33,7 @@ _UNUSED_TAG = 0x6172676F
 _WATCH_SECONDS = 0.2
 # The methods' signatures in torch's stubs are not those that torch calls: types stop here.
 _ProcessGroup: Any = dist.ProcessGroup
+_Gloo: Any = c10d.ProcessGroupGloo
 
 AllGather: Any = _fsdp_api.AllGather
 ReduceScatter: Any = _fsdp_api.ReduceScatter
@@ -75,8 +79,26 @@ def inner_store(store: Store, name: str) -> Store:
 
 
 def gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """A Gloo backend of its own, over a part of a store that nobody else uses."""
-    return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    """A Gloo backend of its own, over a part of a store that nobody else uses; its connections stay out of forked children."""
+    before = forks.listening()
+    options = _Gloo._Options()
+    options._devices = _devices()
+    options._threads, options._timeout = 2 * len(options._devices), timeout
+    own = forks.listening() - before
+    store.set(f"listens{rank}", json.dumps(sorted(own)))
+    backend = _Gloo(store, rank, size, options)
+    told = store.multi_get([f"listens{other}" for other in range(size) if other != rank])
+    others = {(host, port) for text in told for host, port in json.loads(text)}
+    forks.keep_to_itself(backend, forks.Ends(own, frozenset(others)))
+    return backend
+
+
+def _devices() -> list[Any]:
+    """As torch makes them: one for each interface that the user names, or its default. Each listens from the moment it is made."""
+    names = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if not names:
+        return [_Gloo.create_default_device()]
+    return [_Gloo.create_device(interface=name) for name in names.split(",")]
 
 
 def broadcast_options(root: int, timeout_seconds: float) -> Any:

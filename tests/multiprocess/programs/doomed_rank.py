@@ -26,6 +26,7 @@ import argosy.move.groups  # noqa: F401 - registers the backend
 from argosy.errors import PeerLost
 
 VICTIM = int(os.environ.get("DOOMED_RANK", "1"))
+PROGRAM_LIVES = os.pipe()
 SPLIT_AT = int(os.environ.get("DOOMED_SPLIT_AT", "0"))
 """From this rank on ranks count as being on a second host; 0: all are on one."""
 
@@ -122,6 +123,31 @@ def killed_in_a_group_of_some(rank, size):
                 call()
             assert caught.value.rank == VICTIM
     dist.all_reduce(torch.zeros(10))
+
+
+def killed_while_a_child_of_it_lives(rank, size):
+    """As a worker of a DataLoader may: it has copies of all descriptors of its parent."""
+    dist.barrier()
+    if rank == VICTIM:
+        leave_a_child()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(10))
+
+
+def killed_before_its_message_while_a_child_of_it_lives(rank, size):
+    dist.barrier()
+    if rank == VICTIM:
+        leave_a_child()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(torch.zeros(10), VICTIM)
+
+
+def leave_a_child():
+    """It ends with this program, when nobody has the other end of the pipe any more."""
+    if os.fork() == 0:
+        os.close(PROGRAM_LIVES[1])
+        os.read(PROGRAM_LIVES[0], 1)
+        os._exit(0)
 
 
 def killed_under_ddp(rank, size):
@@ -230,6 +256,19 @@ def interrupted_early(rank, size):
     dist.all_reduce(tensor)
 
 
+def killed_before_a_group_is_made(rank, size):
+    dist.barrier()
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.new_group(list(range(size)))
+
+
+def absent_when_a_group_is_made(rank, size):
+    if rank == VICTIM:
+        threading.Event().wait(60)  # ended by the parent
+    dist.new_group(list(range(size)), timeout=timedelta(seconds=0.7))
+
+
 def member(fate, rank, size, store):
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -249,7 +288,7 @@ def member(fate, rank, size, store):
     except BaseException as failure:
         said |= {"error": type(failure).__name__, "text": str(failure), "at": time.monotonic()}
         said["lost"] = getattr(failure, "rank", None)
-    if dist.is_initialized():
+    if dist.is_initialized() and fate != "absent_when_a_group_is_made":
         try:
             group.allreduce([torch.zeros(1)]).wait()
         except Exception as failure:
@@ -312,7 +351,7 @@ def main() -> int:
 
 
 def waits_for_ever(fate, rank):
-    if fate == "stopped_rank":
+    if fate in ("stopped_rank", "absent_when_a_group_is_made"):
         return rank == VICTIM
     return fate in ("interrupted", "aborted_from_another_thread") and rank == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import os
 from datetime import timedelta
 
 import pytest
@@ -13,7 +14,7 @@ from torch._C import _distributed_c10d as c10d
 
 import argosy.move.groups as groups
 from argosy.errors import NoRoute
-from argosy.move import segment, torchgroup
+from argosy.move import forks, segment, torchgroup
 from argosy.move.calls import Operation
 
 
@@ -66,6 +67,17 @@ def test_every_collective_of_torch_is_defined_under_its_own_name(name):
 )  # fmt: skip
 def test_gloo_has_the_methods_that_calls_fall_through_to(name):
     assert callable(getattr(dist.ProcessGroupGloo, name))
+
+
+def test_a_backend_is_made_of_devices_that_listen_and_stays_out_of_children():
+    before = forks.listening()
+    backend = torchgroup.gloo(dist.HashStore(), 0, 1, timedelta(seconds=7))
+    assert backend.options._timeout == timedelta(seconds=7)
+    assert backend.options._threads == 2 * len(backend.options._devices)
+    ends = forks._ends[backend]
+    assert ends.own == forks.listening() - before
+    assert len(ends.own) == len(backend.options._devices) > 0
+    assert all(not os.get_inheritable(one) for one in forks._descriptors_of(ends))
 
 
 def test_options_tell_operation_root_timeout_and_whether_to_wait():

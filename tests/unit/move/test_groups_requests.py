@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d as c10d
 
 import argosy.move.groups  # noqa: F401 - registers the backend
 from argosy.errors import ArenaGone, ConfigError, NoRoute, PeerLost, TimedOut
-from argosy.move import arguments, callsites, segment, verdicts, works
+from argosy.move import arguments, callsites, hosts, segment, verdicts, works
 from argosy.move.calls import Call, Kind, Operation, can_reduce, describe
 from argosy.move.works import Turns
 from argosy.native import loader
@@ -239,6 +239,12 @@ def test_segments_of_other_versions_and_groups_are_refused():
     made.close()
     with pytest.raises(ArenaGone):
         _ = made.memory
+
+
+def test_more_ranks_of_a_host_than_a_segment_holds_are_refused_when_the_group_is_made():
+    hosts.check_sizes([list(range(256)), [256]], "7")
+    with pytest.raises(ConfigError, match="group 7 has 257 ranks on one host, of at most 256"):
+        hosts.check_sizes([[0], list(range(1, 258))], "7")
 
 
 def test_the_verdict_names_the_missing_rank_with_its_last_call():
