@@ -229,6 +229,25 @@ def exchange_list(
     return request
 
 
+def outgoing(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a message sends, as one piece of memory."""
+    return _readable(_only(tensors))
+
+
+def incoming(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Request]:
+    """Memory for a message, and a request that copies it where it belongs at its end."""
+    tensor = _only(tensors)
+    request = Request([], [tensor])
+    return _writable(tensor, "tensor", request), request
+
+
+def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise ConfigError(f"a message of {len(tensors)} tensors", fix="send one at a time")
+    check(tensors[0], "tensor")
+    return tensors[0]
+
+
 def check(tensor: torch.Tensor, name: str, *, may_be_sparse: bool = False) -> None:
     """Refuse what no route takes."""
     if tensor.device.type != "cpu":

@@ -5,8 +5,14 @@ Every mover adds to `own` in place. There is no lock: a count may miss an update
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+STALL_SECONDS = 50e-6
+"""Longer than anybody spins."""
 
 
 @dataclass
@@ -25,6 +31,16 @@ class Counters:
     stalls: int = 0
     """Waits that had to sleep."""
     stalled_seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A wait for somebody else: counted when it was so long that it has slept."""
+        began = time.monotonic()
+        yield
+        waited = time.monotonic() - began
+        if waited > STALL_SECONDS:
+            self.stalls += 1
+            self.stalled_seconds += waited
 
     def snapshot(self) -> dict[str, int | float]:
         """The numbers now, by name."""

@@ -26,13 +26,12 @@ from argosy.move import (
 from argosy.move.arguments import Request
 from argosy.move.calls import Call, Kind
 from argosy.move.hostroute import LAYERED, HostRoute
-from argosy.move.leaders import as_bytes
+from argosy.move.messages import as_bytes
 from argosy.move.works import ArgosyWork, Turns
 
 NAME = "argosy"
 _LOST_SECONDS = 0.8
 """A connection may close a moment before its process has ended."""
-_SMALL_BYTES = 16 << 10
 Tensors = Sequence[torch.Tensor]
 
 
@@ -51,6 +50,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         self._timeout = birth.timeout
         self._rank, self._size = birth.rank, birth.size
         self._ranks = birth.ranks
+        self._mail = messages.Mail(self.gloo, birth, self._is_peer_lost, self._lost_peer)
         self._turns = Turns(birth.name)
         self._is_shut = False
         self._shutting = threading.RLock()
@@ -121,9 +121,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             return self._route.failed(what, failure)
         lost = self._host.lost_rank(_LOST_SECONDS)
         torchgroup.cut(self.gloo, int(self._rank == 0))  # the others wait for this rank
-        return self._explained(what, failure, lost)
-
-    def _explained(self, what: str, failure: Exception, lost: int | None) -> ArgosyError:
         name = None if lost is None else self._ranks[lost]
         return messages.explained(f"{what} in group {self.group_name}", failure, name)
 
@@ -133,34 +130,34 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             return self._host.lost_rank(0, peer) is not None
         return torchgroup.is_cut(self.gloo, peer)
 
+    def _is_peer_lost(self, peer: int | None) -> bool:
+        """Whether a message cannot come: its peer is lost, or everybody is."""
+        return all(map(self._is_lost, self._others if peer is None else [peer]))
+
+    def _lost_peer(self, failure: Exception, peer: int | None) -> int | None:
+        """The rank whose end is the reason of a message's failure."""
+        if peer is not None and peer not in self._host.ranks:
+            return None if torchgroup.has_timed_out(failure) else peer
+        lost = self._host.lost_rank(_LOST_SECONDS, peer)
+        if lost is None and self._is_peer_lost(peer):
+            return self._others[0] if peer is None else peer
+        return lost
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self._rank]
+
     def send(self, tensors: Tensors, peer: int, tag: int) -> messages.Message:
-        """To one rank; Gloo's."""
-        return self._message("send to", tensors, peer, lambda: self.gloo.send(tensors, peer, tag))
+        """To one rank."""
+        return self._mail.send(tensors, peer, tag)
 
     def recv(self, tensors: Tensors, peer: int, tag: int) -> messages.Message:
-        """From one rank; Gloo's."""
-        return self._message("recv from", tensors, peer, lambda: self.gloo.recv(tensors, peer, tag))
+        """From one rank."""
+        return self._mail.receive(tensors, peer, tag)
 
-    def _message(
-        self, verb: str, tensors: Tensors, peer: int, start: Callable[[], Any]
-    ) -> messages.Message:
-        is_near = peer in self._host.ranks
-
-        def explain(failure: Exception) -> Exception:
-            if isinstance(failure, torchgroup.Stuck):
-                torchgroup.abandon(self.gloo)
-            elif not torchgroup.is_of_wire(failure):
-                return failure
-            lost: int | None = peer
-            if is_near:
-                lost = self._host.lost_rank(_LOST_SECONDS, peer)
-            elif torchgroup.has_timed_out(failure):
-                lost = None
-            return self._explained(f"{verb} rank {self._ranks[peer]}", failure, lost)
-
-        # A small message is in a socket or not; only of a large one a part may have come.
-        is_large = sum(tensor.nbytes for tensor in tensors) > _SMALL_BYTES
-        return messages.begin(start, explain, (lambda: self._is_lost(peer)) if is_large else None)
+    def recv_anysource(self, tensors: Tensors, tag: int) -> messages.Message:
+        """From whichever rank sends first."""
+        return self._mail.receive(tensors, None, tag)
 
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None, **_: Any) -> ArgosyWork:
         """Each tensor becomes the reduction of all ranks' tensors, in rank order."""

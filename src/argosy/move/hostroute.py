@@ -15,6 +15,7 @@ from argosy.move.agreements import Agreement
 from argosy.move.calls import Call, Kind, Operation
 from argosy.move.hosts import Host, Route
 from argosy.move.leaders import Leaders, Notes, Reason
+from argosy.move.messages import as_bytes
 
 LAYERED = frozenset(
     {
@@ -173,7 +174,7 @@ class HostRoute:
         most = max(map(len, self._host.groups))
         whole = torch.empty((len(self._host.groups), most, call.count), dtype=call.dtype)
         mine = torch.empty_like(whole[0])
-        leaders.as_bytes(mine).zero_()  # what fills up is sent too
+        as_bytes(mine).zero_()  # what fills up is sent too
         rows = [] if self._leaders is None else list(mine[: len(self._host.ranks)])
         inner = Call(Kind.GATHER, call.dtype, call.count, call.inputs, rows)
         self._run_inside(inner, call, timeout_seconds)

@@ -16,6 +16,7 @@ import torch
 
 from argosy.errors import ArgosyError, ConfigError, NoRoute, PeerLost, TimedOut
 from argosy.move import torchgroup
+from argosy.move.messages import as_bytes
 
 _SILENCE_SECONDS = 0.3
 """A leader that lives says why it has left within this time."""
@@ -223,8 +224,3 @@ class Failed(Exception):
 def verdict_key(index: int) -> str:
     """Where the ranks of a host find why their leader has left."""
     return f"verdict{index}"
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Gloo does not know all dtypes; bytes it does."""
-    return tensor.view(-1).view(torch.uint8)

@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
-from argosy.errors import NoRoute
+from argosy.errors import ArgosyError, NoRoute
 from argosy.move import forks
 from argosy.move.calls import Operation
 
@@ -155,7 +156,7 @@ def wait_for(works: Sequence[Any], is_lost: Callable[[], bool]) -> None:
         try:
             future = work.get_future()
         except RuntimeError:  # a reduce-scatter of Gloo has none
-            wait_in_thread(work.wait, is_lost)
+            InThread(work.wait).wait(is_lost)
             continue
         ended = threading.Event()
         future.add_done_callback(lambda _, ended=ended: ended.set())
@@ -163,31 +164,49 @@ def wait_for(works: Sequence[Any], is_lost: Callable[[], bool]) -> None:
         work.wait()
 
 
-def wait_in_thread(wait: Callable[[], Any], is_lost: Callable[[], bool]) -> Any:
-    """What `wait` returns or raises, in a thread of its own: nothing else can leave what Gloo never ends. It stays until Gloo's timeout then."""
-    ended = threading.Event()
-    found: list[Any] = []
+class InThread:
+    """Something that waits for Gloo, in a thread of its own: nothing else can leave what Gloo never ends. It stays until Gloo's timeout then."""
 
-    def run() -> None:
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        threading.Thread(target=self._run, name="wait for Gloo", daemon=True).start()
+
+    def _run(self) -> None:
         try:
-            found.append(wait())
-        except RuntimeError as failure:
-            found.append(failure)
-        ended.set()
+            self._work()
+        except (RuntimeError, ArgosyError) as failure:
+            self._failure = failure
+        self._ended.set()
 
-    threading.Thread(target=run, name="wait for Gloo", daemon=True).start()
-    _wait_watching(ended, is_lost)
-    (result,) = found
-    if isinstance(result, RuntimeError):
-        raise result
-    return result
+    @property
+    def has_ended(self) -> bool:
+        """Well or not."""
+        return self._ended.is_set()
+
+    def wait(self, is_lost: Callable[[], bool], timeout: timedelta | None = None) -> bool:
+        """Raise what it has raised, `Stuck` when somebody is lost; False when it has not ended in time."""
+        seconds = None if timeout is None else timeout.total_seconds()
+        if not _wait_watching(self._ended, is_lost, seconds):
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
 
 
-def _wait_watching(ended: threading.Event, is_lost: Callable[[], bool]) -> None:
-    """Until it is set; `Stuck` when somebody is lost and it is not set soon after."""
-    while not ended.wait(_WATCH_SECONDS):
+def _wait_watching(
+    ended: threading.Event, is_lost: Callable[[], bool], seconds: float | None = None
+) -> bool:
+    """Until it is set, or for so many seconds; whether it is. `Stuck` when somebody is lost and it is not set soon after."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    slice_seconds = _WATCH_SECONDS if seconds is None else min(_WATCH_SECONDS, seconds)
+    while not ended.wait(slice_seconds):
         if is_lost() and not ended.wait(_WATCH_SECONDS):
             raise Stuck
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+    return True
 
 
 def abandon(backend: Gloo) -> None:

@@ -117,6 +117,7 @@ def killed_in_a_group_of_some(rank, size):
     if rank in members:
         for call in (
             lambda: dist.recv(torch.zeros(3), VICTIM, group=group),
+            lambda: dist.recv(torch.zeros(3), group=group),
             lambda: dist.all_reduce(torch.zeros(3), group=group),
         ):
             with pytest.raises(PeerLost, match=f"rank {VICTIM} has ended") as caught:

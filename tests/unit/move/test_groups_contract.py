@@ -62,6 +62,7 @@ def test_every_collective_of_torch_is_defined_under_its_own_name(name):
     "name",
     [
         "allreduce", "reduce", "reduce_scatter", "allgather", "gather", "scatter", "alltoall_base", "broadcast", "send", "recv",
+        "recv_anysource",
         "shutdown", "set_timeout", "_set_sequence_number_for_group",
     ],
 )  # fmt: skip
