@@ -44,6 +44,7 @@ MISMATCHES = {
 }
 OTHERS = (
     "killed_under_ddp",
+    "killed_under_fsdp",
     "stopped_rank",
     "killed_before_a_group_is_made",
     "absent_when_a_group_is_made",
@@ -189,6 +190,13 @@ def test_a_rank_that_cannot_come_or_does_not_come_to_a_new_group_is_named(outcom
         absent = outcomes["absent_when_a_group_is_made"][rank]
         assert absent["error"] == "TimedOut", absent
         assert f"ranks {VICTIM} did not come in time" in absent["text"]
+
+
+def test_a_death_under_fsdp_names_its_call_and_not_the_meeting(outcomes):
+    for rank in (0, 2):
+        said = outcomes["killed_under_fsdp"][rank]
+        assert (said["error"], said["lost"]) == ("PeerLost", VICTIM), said
+        assert "during FSDP's all_gather of 2601 x float32" in said["text"], said
 
 
 def test_an_abort_ends_everybodys_waits(outcomes):

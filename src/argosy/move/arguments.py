@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from argosy.errors import ConfigError, NoRoute
-from argosy.move import mapping
+from argosy.move import counters, mapping
 from argosy.move.calls import REDUCING, Call, Kind, Operation, can_gloo_reduce, can_reduce
 
 
@@ -44,6 +44,7 @@ class Request:
         with torch.inference_mode():
             for target, source in self.copies_back:
                 target.copy_(source)
+                counters.own.copied(source.nbytes)
 
 
 def in_place(
@@ -285,7 +286,10 @@ def parts(memory: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
 def in_one(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """Contiguous pieces as one tensor: itself where it was cut into them, else a copy."""
     found = _uncut(pieces)
-    return torch.cat([piece.view(-1) for piece in pieces]) if found is None else found
+    if found is None:
+        found = torch.cat([piece.view(-1) for piece in pieces])
+        counters.own.copied(found.nbytes)
+    return found
 
 
 def room_for(pieces: Sequence[torch.Tensor], request: Request) -> torch.Tensor:
@@ -314,21 +318,30 @@ def _uncut(pieces: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a copy."""
+    if _is_plain(tensor):
+        return tensor.detach()
+    counters.own.copied(tensor.nbytes)
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory is what it says. A conjugate or a negative may be a mere flag."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _apart(inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs, copied when they share memory with outputs: a part would be overwritten before it has been sent."""
     written = {tensor.untyped_storage().data_ptr() for tensor in outputs}
     if any(tensor.untyped_storage().data_ptr() in written for tensor in inputs):
+        counters.own.copied(sum(tensor.nbytes for tensor in inputs))
         return [tensor.clone() for tensor in inputs]
     return inputs
 
 
 def _writable(tensor: torch.Tensor, name: str, request: Request) -> torch.Tensor:
     """The tensor itself, or a copy that is copied back."""
-    # A conjugate or a negative may be a mere flag: what the memory holds is not what the tensor says.
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    if _is_plain(tensor):
         return tensor.detach()
     if mapping.has_overlap(tensor.shape, tensor.stride()):
         raise ConfigError(

@@ -119,7 +119,10 @@ class Call:
     @property
     def moved_bytes(self) -> int:
         """Bytes of this rank's tensors that take part."""
-        return sum(tensor.nbytes for tensor in self.inputs or self.outputs)
+        return sum(
+            tensor.nbytes if tensor.layout is torch.strided else tensor._nnz() * tensor.itemsize
+            for tensor in self.inputs or self.outputs
+        )
 
     def what(self) -> int:
         """The descriptor's first word."""

@@ -22,11 +22,12 @@ class Counters:
     shared_memory_bytes: int = 0
     """Read from or written for a peer of the host."""
     gloo_bytes: int = 0
-    """Left to Gloo: across hosts, or without native code."""
+    """Given to Gloo: across hosts, messages, reductions without a kernel."""
     copy_bytes: int = 0
-    """Copied inside this process on the way: staging."""
+    """Copied inside this process on the way: tensors in pieces, staging."""
     shared_memory_calls: int = 0
     gloo_calls: int = 0
+    """A call between hosts counts for both routes that it takes."""
     copies: int = 0
     stalls: int = 0
     """Waits that had to sleep."""
@@ -41,6 +42,11 @@ class Counters:
         if waited > STALL_SECONDS:
             self.stalls += 1
             self.stalled_seconds += waited
+
+    def copied(self, num_bytes: int) -> None:
+        """One more copy on the way."""
+        self.copies += 1
+        self.copy_bytes += num_bytes
 
     def snapshot(self) -> dict[str, int | float]:
         """The numbers now, by name."""

@@ -23,7 +23,7 @@ from argosy.errors import (
     RoundOver,
     TimedOut,
 )
-from argosy.move import arenas, kernels, rounds, trees
+from argosy.move import arenas, counters, kernels, rounds, trees
 from argosy.move.broker import Scope
 from argosy.move.directory import locked
 from argosy.move.gathered import (
@@ -339,8 +339,10 @@ class Exchange:
             partials = add_pages(out, inputs, gathered.program, bounds, doubles)
         else:
             partials = kernels.reduce_pages(out, inputs, gathered.program, bounds)
-        num_elements = sum(stop - start for start, stop in bounds)
-        self._counts["read_bytes"] += 4 * num_elements * len(inputs)
+        read_bytes = 4 * sum(stop - start for start, stop in bounds) * len(inputs)
+        self._counts["read_bytes"] += read_bytes
+        counters.own.shared_memory_bytes += read_bytes
+        counters.own.shared_memory_calls += 1
         self._counts["pages"] += len(pages)
         return partials
 

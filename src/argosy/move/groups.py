@@ -72,6 +72,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """Whether all ranks share memory."""
         return not self._is_spread
 
+    def tell_all(self, number: int, into: torch.Tensor, what: str) -> None:
+        """Everybody's number, by rank, into a tensor of 64-bit integers. `what` says in errors of which call this is a part."""
+        request = arguments.gather_single(into, torch.tensor([number]), self._size)
+        request.calls[0].label = what
+        self._submit(request, torchgroup.gather_options(0, is_async=False), self._no_gloo)
+
     def common_memory(self, size: int) -> mapping.Mapping:
         """New memory that all ranks of this host map; every rank calls it, in the same order. It lives as long as its tensors."""
         return self._host.common_memory(size, self._timeout.total_seconds())
@@ -90,9 +96,10 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
                 self._route.run(call, timeout)
             if request.is_beneath:
                 counters.own.gloo_calls += 1
-                counters.own.gloo_bytes += sum(call.num_bytes for call in request.calls)
-                self._wait_for_gloo(str(request.calls[0]), beneath)
-            else:
+                counters.own.gloo_bytes += sum(call.moved_bytes for call in request.beneath)
+                with counters.own.waiting():
+                    self._wait_for_gloo(str(request.calls[0]), beneath)
+            elif not self._is_spread:  # a route between hosts counts by itself what goes where
                 counters.own.shared_memory_calls += 1
                 moved = sum(call.moved_bytes for call in request.calls)
                 counters.own.shared_memory_bytes += moved

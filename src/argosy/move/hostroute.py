@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from argosy.errors import ArgosyError, ConfigError, MismatchError, NoRoute
-from argosy.move import kernels, leaders, torchgroup
+from argosy.move import counters, kernels, leaders, torchgroup
 from argosy.move.agreements import Agreement
 from argosy.move.calls import Call, Kind, Operation
 from argosy.move.hosts import Host, Route
@@ -64,6 +64,7 @@ class HostRoute:
             try:
                 self._agreement.reach(call, timeout_seconds, timeout_seconds + _GRACE_SECONDS)
                 self._carry_out(call, timeout_seconds)
+                self._count(call)
             except MismatchError:
                 raise  # the group is as it was before the call
             except leaders.Failed:
@@ -113,6 +114,13 @@ class HostRoute:
             self._leaders.leave(Reason.of(failure, self._name))
         else:
             self._inside.abort()
+
+    def _count(self, call: Call) -> None:
+        """Bytes are counted where they go; a call beneath is counted by groups.py."""
+        if len(self._host.ranks) > 1:
+            counters.own.shared_memory_calls += 1
+        if self._leaders is not None and not call.is_beneath:
+            counters.own.gloo_calls += 1
 
     def _carry_out(self, call: Call, timeout_seconds: float) -> None:
         if call.is_beneath or call.kind is Kind.MEET:
@@ -223,6 +231,8 @@ class HostRoute:
 
     def _run_inside(self, inner: Call, call: Call, timeout_seconds: float) -> None:
         inner.site, inner.label = call.site, str(call)
+        if len(self._host.ranks) > 1:
+            counters.own.shared_memory_bytes += inner.moved_bytes
         self._inside.run(inner, timeout_seconds + _GRACE_SECONDS)
 
     def abort(self) -> None:

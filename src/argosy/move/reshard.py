@@ -325,7 +325,7 @@ class Reshard:
         with torch.no_grad():
             for into, tensor in self._staged:
                 into.copy_(tensor)
-                counters.own.copy_bytes += tensor.numel() * tensor.element_size()
+                counters.own.copied(tensor.nbytes)
             meeting.post(ENTERED, self._turn)
             entered: set[int] = set()
             for copy in self._mine.copies:

@@ -110,9 +110,10 @@ def broadcast_options(root: int, timeout_seconds: float) -> Any:
     return options
 
 
-def gather_options(timeout_seconds: float) -> Any:
-    """For an all-gather of a Gloo backend."""
+def gather_options(timeout_seconds: float, *, is_async: bool = True) -> Any:
+    """For an all-gather."""
     options = c10d.AllgatherOptions()
+    options.asyncOp = is_async
     options.timeout = timedelta(seconds=timeout_seconds)
     return options
 

@@ -21,9 +21,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import argosy.move.groups  # noqa: F401 - registers the backend
 from argosy.errors import PeerLost
+from argosy.move.fsdp import fsdp_fast_path
 
 VICTIM = int(os.environ.get("DOOMED_RANK", "1"))
 PROGRAM_LIVES = os.pipe()
@@ -154,6 +156,17 @@ def leave_a_child():
 def killed_under_ddp(rank, size):
     """The error comes out of backward(), through torch's C++ code."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(50, 50))
+    for index in range(5):
+        if rank == VICTIM and index == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.ones(2, 50)).sum().backward()
+
+
+def killed_under_fsdp(rank, size):
+    """In the fast path: what is told is FSDP's call, not how its ranks meet."""
+    model = torch.nn.Linear(50, 50)
+    fully_shard(model)
+    fsdp_fast_path(model)
     for index in range(5):
         if rank == VICTIM and index == 3:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -19,7 +19,7 @@ from argosy.errors import (
     RoundOver,
     TimedOut,
 )
-from argosy.move import arenas, exchange, trees
+from argosy.move import arenas, counters, exchange, trees
 from argosy.move.gathered import total, values_of
 from argosy.move.layout import Layout, Parameter
 from argosy.move.rounds import Round
@@ -282,7 +282,10 @@ def test_pages_that_do_not_follow_one_another_are_added_alone(make):
     publish(opened, FIRST, Node(2, 2))
     gathered, partials, whole = sums(opened, FIRST)
     out = torch.full((opened.layout.num_elements,), 7.0)
+    before, read = counters.snapshot(), opened.statistics()["read_bytes"]
     assert opened.reduce(gathered, [2, 0], out) == [partials[2], partials[0]]
+    added = counters.own.since(before)["shared_memory_bytes"]
+    assert added == opened.statistics()["read_bytes"] - read > 0
     start, stop = opened.layout.bounds(1)
     assert (out[start:stop] == 7.0).all()
     for page in (0, 2):

@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d as c10d
 
 import argosy.move.groups  # noqa: F401 - registers the backend
 from argosy.errors import ArenaGone, ConfigError, NoRoute, PeerLost, TimedOut
-from argosy.move import arguments, callsites, hosts, segment, verdicts, works
+from argosy.move import arguments, callsites, counters, hosts, segment, verdicts, works
 from argosy.move.calls import Call, Kind, Operation, can_reduce, describe
 from argosy.move.works import Turns
 from argosy.native import loader
@@ -86,6 +86,17 @@ def test_pieces_are_exchanged_in_copies_and_copied_back():
     request.finish()
     assert torch.equal(grid[:, 1], torch.full((4,), 7.0))
     assert grid.sum() == 28
+
+
+def test_copies_of_pieces_are_counted():
+    before = counters.snapshot()
+    grid = torch.zeros(4, 4)
+    arguments.in_place(Kind.ALL_REDUCE, [grid])
+    assert counters.own.since(before)["copies"] == 0
+    arguments.in_place(Kind.ALL_REDUCE, [grid[:, 1]]).finish()
+    arguments.outgoing([grid[:, 2]])
+    added = counters.own.since(before)
+    assert (added["copies"], added["copy_bytes"]) == (3, 48)
 
 
 def test_a_lazy_negative_is_exchanged_as_what_it_says():
