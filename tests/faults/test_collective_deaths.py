@@ -28,6 +28,9 @@ DEATHS = (
     "killed_in_the_middle_of_a_message",
     "killed_in_a_batch_of_messages",
     "killed_while_gloo_does_the_work",
+    "killed_in_a_group_of_some",
+    "killed_while_a_child_of_it_lives",
+    "killed_before_its_message_while_a_child_of_it_lives",
 )
 MISMATCHES = {
     "different_operations": (
@@ -41,10 +44,14 @@ MISMATCHES = {
 }
 OTHERS = (
     "killed_under_ddp",
+    "killed_under_fsdp",
     "stopped_rank",
+    "killed_before_a_group_is_made",
+    "absent_when_a_group_is_made",
     "aborted",
     "aborted_from_another_thread",
     "interrupted",
+    "interrupted_early",
 )
 
 
@@ -175,6 +182,23 @@ def test_a_death_under_ddp_is_an_error_of_backward_and_then_typed(outcomes):
         assert said["again"] == "PeerLost"
 
 
+def test_a_rank_that_cannot_come_or_does_not_come_to_a_new_group_is_named(outcomes):
+    for rank in (0, 2):
+        killed = outcomes["killed_before_a_group_is_made"][rank]
+        assert (killed["error"], killed["lost"]) == ("PeerLost", VICTIM), killed
+        assert "during the making of group 1" in killed["text"]
+        absent = outcomes["absent_when_a_group_is_made"][rank]
+        assert absent["error"] == "TimedOut", absent
+        assert f"ranks {VICTIM} did not come in time" in absent["text"]
+
+
+def test_a_death_under_fsdp_names_its_call_and_not_the_meeting(outcomes):
+    for rank in (0, 2):
+        said = outcomes["killed_under_fsdp"][rank]
+        assert (said["error"], said["lost"]) == ("PeerLost", VICTIM), said
+        assert "during FSDP's all_gather of 2601 x float32" in said["text"], said
+
+
 def test_an_abort_ends_everybodys_waits(outcomes):
     for rank in (0, 2):
         said = outcomes["aborted"][rank]
@@ -197,3 +221,11 @@ def test_a_signal_handler_that_raises_ends_the_wait_and_tells_the_others(outcome
     said = outcomes["interrupted"][2]
     assert said["error"] == "ConfigError", said
     assert f"rank {VICTIM} has aborted it" in said["text"]
+
+
+def test_a_call_repeated_after_a_signals_exception_is_never_taken_for_the_next_one(outcomes):
+    everybody = outcomes["interrupted_early"]
+    assert sorted(everybody) == [0, 1, 2]
+    for said in everybody.values():
+        assert said["error"] == "ConfigError", said
+        assert f"rank {VICTIM} has aborted it" in said["text"]

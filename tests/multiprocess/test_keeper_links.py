@@ -167,9 +167,11 @@ def test_arenas_are_shared_by_name_within_a_run(keeper, agent):
 def test_arenas_live_as_long_as_their_scope_says(keeper, agent):
     one, two = start_sleepers(keeper, agent, 2)
     first, second = keeper.worker(one), keeper.worker(two)
-    for name, scope in (("short", "process"), ("long", "run")):
+    for name, scope in (("short", "process"), ("long", "run"), ("without memory", "run")):
         first.send({"type": "arena_create", "id": 1, "name": name, "size": 4096, "scope": scope})
-        first.receive()
+        (made,) = first.receive()["_fds"]
+        if name == "long":
+            os.pwrite(made, b"1", 0)
         second.send({"type": "arena_open", "id": 1, "name": name})
         second.receive()
         hold = agent.wait_other("hold", name=f"run-1/{name}")
@@ -182,7 +184,8 @@ def test_arenas_live_as_long_as_their_scope_says(keeper, agent):
         assert os.fstat(hold["_fds"][0]).st_size == 4096
     agent.request("kill", attempt=one["attempt"])
     agent.wait_event("exited", attempt=one["attempt"])
-    assert {arena["name"] for arena in agent.request("list")["arenas"]} == {"short", "long"}
+    there = {arena["name"] for arena in agent.request("list")["arenas"]}
+    assert there == {"short", "long", "without memory"}
     assert second.receive()["type"] == "peer"
     second.send({"type": "arena_release", "id": 2, "name": "short"})
     assert second.receive()["ok"]

@@ -8,6 +8,7 @@ hostroute.py at the start of every call.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import struct
 
 import torch
@@ -36,6 +37,7 @@ class Agreement:
         self._host = host
         self._inside = host.route
         self._rank, self._size, self._group = birth.rank, birth.size, birth.name
+        self._ranks = birth.ranks
         self._whole = whole
         self._leaders = leaders
 
@@ -52,16 +54,14 @@ class Agreement:
         theirs = ""
         if self._leaders is not None:
             theirs = self._compare(self._leaders, call, None, timeout_seconds)
-        theirs = self._told_inside(theirs, patience_seconds)
+        theirs = self._told_inside(call, theirs, patience_seconds)
         if theirs:
             raise self._mismatch(call, theirs)
         if call.kind is Kind.ALL_TO_ALL:
             self._check_sizes(call)
 
     def _meet_inside(self, call: Call, timeout_seconds: float) -> None:
-        said = Call(call.kind, call.dtype, call.count, operation=call.operation, root=call.root)
-        said.factor, said.site, said.is_beneath = call.factor, call.site, call.kind is not Kind.MEET
-        said.inputs, said.outputs = call.inputs, call.outputs  # for the text of an error
+        said = dataclasses.replace(call, is_beneath=call.kind is not Kind.MEET)
         self._inside.run(said, timeout_seconds)
 
     def _compare(
@@ -74,7 +74,7 @@ class Agreement:
         said = [_unpacked(one) for one in leaders.gather(_packed(own, len(own)), seconds)]
         if torn is None and all(one == own for one in said):
             return ""
-        text = f"    rank {self._rank}: {verdicts.told(call)}"
+        text = self._line(self._rank, verdicts.told(call))
         if torn is not None:
             text = "\n".join(torn.what.splitlines()[1:])
         given = _packed(text.encode(), _TEXT_BYTES)
@@ -83,22 +83,23 @@ class Agreement:
         other = next((index for index, one in enumerate(said) if one != own), 0)
         return texts[other].rstrip(b"\0").decode(errors="replace")
 
-    def _told_inside(self, theirs: str, patience_seconds: float) -> str:
+    def _told_inside(self, call: Call, theirs: str, patience_seconds: float) -> str:
         """The leader's finding, on all ranks of its host."""
         if len(self._host.ranks) == 1:
             return theirs
         data = theirs.encode()[:_TEXT_BYTES]
         length = torch.tensor([len(data)])
-        self._spread(length, patience_seconds)
+        self._spread(call, length, patience_seconds)
         if not length.item():
             return ""
         text = _packed(data, int(length.item()))
-        self._spread(text, patience_seconds)
+        self._spread(call, text, patience_seconds)
         return _unpacked(text).decode(errors="replace")
 
-    def _spread(self, tensor: torch.Tensor, patience_seconds: float) -> None:
-        call = Call(Kind.BROADCAST, tensor.dtype, tensor.numel(), [tensor], [tensor])
-        self._inside.run(call, patience_seconds)
+    def _spread(self, call: Call, tensor: torch.Tensor, patience_seconds: float) -> None:
+        inner = Call(Kind.BROADCAST, tensor.dtype, tensor.numel(), [tensor], [tensor])
+        inner.label = str(call)
+        self._inside.run(inner, patience_seconds)
 
     def _check_sizes(self, call: Call) -> None:
         """What each rank takes must be what the others send to it. All ranks are in the same call by now: Gloo can ask them all."""
@@ -121,12 +122,14 @@ class Agreement:
         sender, taker = wrong[0]
         other = taker if sender == self._rank else sender
         theirs = _unpacked(texts[other]).rstrip(b"\0").decode(errors="replace")
-        raise self._mismatch(call, f"    rank {other}: {theirs}")
+        raise self._mismatch(call, self._line(other, theirs))
 
     def _mismatch(self, call: Call, theirs: str) -> MismatchError:
-        return verdicts.mismatch(
-            self._group, f"    rank {self._rank}: {verdicts.told(call)}", theirs
-        )
+        mine = self._line(self._rank, verdicts.told(call))
+        return verdicts.mismatch(self._group, mine, theirs)
+
+    def _line(self, rank: int, told: str) -> str:
+        return f"    rank {self._ranks[rank]}: {told}"
 
 
 def _packed(data: bytes, size: int) -> torch.Tensor:

@@ -40,8 +40,7 @@ def create(
 
     `process`: it ends with its last user; `run`: it is kept until the run ends. All its memory is taken now, or NoRoom is raised.
     """
-    if size <= 0:
-        raise ConfigError(f"arena {name!r} of {size} bytes", fix="give a positive size")
+    size = broker.checked_size(name, size)
     grant = broker.create(name, file_bytes(size), scope=scope, timeout=timeout)
     with _given_back_on_failure(grant):
         hostmemory.reserve(grant.descriptor, grant.size, f"arena {name!r}")
@@ -57,7 +56,14 @@ def open(name: str, *, timeout: float = SECONDS, prefault: bool = True) -> Arena
 
 def attach(descriptor: int, *, prefault: bool = True) -> Arena:
     """Map an arena whose descriptor a peer has handed over; the descriptor belongs to the arena, also when this fails."""
-    grant = Grant("", descriptor, os.fstat(descriptor).st_size, broker.current_run())
+    try:
+        size = os.fstat(descriptor).st_size
+    except OSError as failure:
+        raise ArenaGone(
+            f"descriptor {descriptor} cannot be used: {failure.strerror}",
+            fix="attach a descriptor once, while it is open",
+        )
+    grant = Grant("", descriptor, size, broker.current_run())
     with _given_back_on_failure(grant):
         return Arena(grant, is_prefaulted=prefault)
 
@@ -273,8 +279,14 @@ class Arena:
 
 
 def is_sealed(descriptor: int) -> bool:
-    """Whether new writable mappings are refused."""
-    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & (_FUTURE_WRITE | fcntl.F_SEAL_WRITE))
+    """Whether new writable mappings are refused; ArenaGone for a descriptor of something else than a memfd."""
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        raise ArenaGone(
+            f"descriptor {descriptor} is no memfd", fix="hand over the fileno() of an arena"
+        )
+    return bool(seals & (_FUTURE_WRITE | fcntl.F_SEAL_WRITE))
 
 
 def _tensor(mapping: Mapping, entry: Entry) -> torch.Tensor:

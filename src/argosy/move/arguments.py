@@ -6,6 +6,7 @@ refused argument leaves all tensors as they were.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 
 from argosy.errors import ConfigError, NoRoute
-from argosy.move import mapping
-from argosy.move.calls import REDUCING, Call, Kind, Operation, can_reduce
+from argosy.move import counters, mapping
+from argosy.move.calls import REDUCING, Call, Kind, Operation, can_gloo_reduce, can_reduce
 
 
 @dataclass(slots=True)
@@ -27,8 +28,13 @@ class Request:
 
     @property
     def is_beneath(self) -> bool:
-        """Whether Gloo does the work."""
+        """Whether Gloo does the work, or a part of it."""
         return any(call.is_beneath for call in self.calls)
+
+    @property
+    def beneath(self) -> list[Call]:
+        """What Gloo does: one after the other, since it has no coalesced forms, and to it a list is one tensor on several devices."""
+        return [call for call in self.calls if call.is_beneath]
 
     def finish(self) -> None:
         """Copy back what was exchanged in copies."""
@@ -38,6 +44,7 @@ class Request:
         with torch.inference_mode():
             for target, source in self.copies_back:
                 target.copy_(source)
+                counters.own.copied(source.nbytes)
 
 
 def in_place(
@@ -52,14 +59,23 @@ def in_place(
         check(tensor, "tensor", may_be_sparse=kind is Kind.ALL_REDUCE)
         call = Call(kind, tensor.dtype, tensor.numel(), operation=operation[0], root=root)
         call.factor = operation[1]
-        call.is_beneath = tensor.layout != torch.strided or (
-            kind in REDUCING and not can_reduce(tensor.dtype, operation[0])
-        )
-        if not call.is_beneath:
-            memory = _writable(tensor, "tensor", request)
-            call.inputs, call.outputs = [memory], [memory]
+        is_sparse = tensor.layout != torch.strided
+        if kind in REDUCING:
+            call.is_beneath = _is_beneath(kind, tensor.dtype, operation[0], is_sparse=is_sparse)
+        memory = tensor if is_sparse else _writable(tensor, "tensor", request)
+        call.inputs, call.outputs = [memory], [memory]
         request.calls.append(call)
     return request
+
+
+def pairs(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Outputs with their inputs, of a coalesced call."""
+    if len(outputs) != len(inputs):
+        raise ConfigError(
+            f"{len(inputs)} inputs and {len(outputs)} outputs in one call",
+            fix="give one output for each input",
+        )
+    return list(zip(outputs, inputs, strict=True))
 
 
 def gather_single(output: torch.Tensor, given: torch.Tensor, size: int) -> Request:
@@ -84,20 +100,22 @@ def gather_single(output: torch.Tensor, given: torch.Tensor, size: int) -> Reque
 def gather_list(
     kind: Kind, outputs: Sequence[torch.Tensor], given: torch.Tensor, size: int, root: int = 0
 ) -> Request:
-    """All-gather or gather into a list; `outputs` is empty where nothing arrives."""
+    """All-gather or gather into a list; `size` is 0 where nothing arrives."""
     check(given, "input")
     request = Request([], list(outputs))
-    if outputs and len(outputs) != size:
+    if len(outputs) != size:
         raise ConfigError(
             f"{len(outputs)} output tensors for {size} ranks", fix="give one for each rank"
         )
-    _same_dtype([given, *outputs])
-    _distinct(outputs)
-    call = Call(kind, given.dtype, given.numel(), [_readable(given)], root=root)
     for index, output in enumerate(outputs):
         check(output, f"output {index}")
         _same_count(output, given.numel(), f"output {index}")
-        call.outputs.append(_writable(output, f"output {index}", request))
+    _same_dtype([given, *outputs])
+    _distinct(outputs)
+    call = Call(kind, given.dtype, given.numel(), [_readable(given)], root=root)
+    call.outputs = [
+        _writable(output, f"output {index}", request) for index, output in enumerate(outputs)
+    ]
     request.calls.append(call)
     return request
 
@@ -141,8 +159,8 @@ def _scattered(
     request = Request([], [output])
     call = Call(Kind.REDUCE_SCATTER, output.dtype, output.numel(), given)
     call.operation, call.factor = operation
-    call.is_beneath = not can_reduce(output.dtype, operation[0])
-    call.outputs = [] if call.is_beneath else [_writable(output, "output", request)]
+    call.is_beneath = _is_beneath(Kind.REDUCE_SCATTER, output.dtype, operation[0])
+    call.outputs = [_writable(output, "output", request)]
     request.calls.append(call)
     return request
 
@@ -212,6 +230,25 @@ def exchange_list(
     return request
 
 
+def outgoing(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a message sends, as one piece of memory."""
+    return _readable(_only(tensors))
+
+
+def incoming(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Request]:
+    """Memory for a message, and a request that copies it where it belongs at its end."""
+    tensor = _only(tensors)
+    request = Request([], [tensor])
+    return _writable(tensor, "tensor", request), request
+
+
+def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise ConfigError(f"a message of {len(tensors)} tensors", fix="send one at a time")
+    check(tensors[0], "tensor")
+    return tensors[0]
+
+
 def check(tensor: torch.Tensor, name: str, *, may_be_sparse: bool = False) -> None:
     """Refuse what no route takes."""
     if tensor.device.type != "cpu":
@@ -219,10 +256,26 @@ def check(tensor: torch.Tensor, name: str, *, may_be_sparse: bool = False) -> No
             f"{name} {tuple(tensor.shape)} is on {tensor.device}: this backend moves CPU memory",
             fix="move it to the CPU, or use a backend of that device for it",
         )
-    if tensor.layout != torch.strided and not may_be_sparse:
+    if tensor.layout != torch.strided and not (may_be_sparse and tensor.is_sparse):
         raise NoRoute(
             f"{name} {tuple(tensor.shape)} is sparse ({tensor.layout})", fix="use .to_dense()"
         )
+
+
+def _is_beneath(
+    kind: Kind, dtype: torch.dtype, operation: Operation, *, is_sparse: bool = False
+) -> bool:
+    """Whether a reduction is Gloo's; refuses what it cannot do either."""
+    if not is_sparse and can_reduce(dtype, operation):
+        return False
+    can_gloo = operation is Operation.SUM if is_sparse else can_gloo_reduce(dtype, operation)
+    if not can_gloo:
+        what = "sparse tensors" if is_sparse else str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"{kind.name.lower()}: there is no {operation.name.lower()} of {what}",
+            fix="use another operation, or convert the tensor",
+        )
+    return True
 
 
 def parts(memory: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
@@ -230,22 +283,65 @@ def parts(memory: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
     return list(torch.split(memory.view(-1), list(counts)))
 
 
+def in_one(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Contiguous pieces as one tensor: itself where it was cut into them, else a copy."""
+    found = _uncut(pieces)
+    if found is None:
+        found = torch.cat([piece.view(-1) for piece in pieces])
+        counters.own.copied(found.nbytes)
+    return found
+
+
+def room_for(pieces: Sequence[torch.Tensor], request: Request) -> torch.Tensor:
+    """One tensor to be filled in place of the pieces; where it is not made of them the request copies it to them at its end."""
+    found = _uncut(pieces)
+    if found is not None:
+        return found
+    counts = [piece.numel() for piece in pieces]
+    room = pieces[0].new_empty(sum(counts))
+    request.copies_back += [
+        (piece.view(-1), part) for piece, part in zip(pieces, parts(room, counts), strict=True)
+    ]
+    return room
+
+
+def _uncut(pieces: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """What the pieces were cut from, when they lie one after the other."""
+    first, at = pieces[0], pieces[0].storage_offset()
+    start = at
+    for piece in pieces:
+        is_same = piece.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_same or piece.storage_offset() != at:
+            return None
+        at += piece.numel()
+    return first.as_strided((at - start,), (1,))
+
+
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a copy."""
+    if _is_plain(tensor):
+        return tensor.detach()
+    counters.own.copied(tensor.nbytes)
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory is what it says. A conjugate or a negative may be a mere flag."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _apart(inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs, copied when they share memory with outputs: a part would be overwritten before it has been sent."""
     written = {tensor.untyped_storage().data_ptr() for tensor in outputs}
     if any(tensor.untyped_storage().data_ptr() in written for tensor in inputs):
+        counters.own.copied(sum(tensor.nbytes for tensor in inputs))
         return [tensor.clone() for tensor in inputs]
     return inputs
 
 
 def _writable(tensor: torch.Tensor, name: str, request: Request) -> torch.Tensor:
     """The tensor itself, or a copy that is copied back."""
-    # A conjugate or a negative may be a mere flag: what the memory holds is not what the tensor says.
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    if _is_plain(tensor):
         return tensor.detach()
     if mapping.has_overlap(tensor.shape, tensor.stride()):
         raise ConfigError(
@@ -274,10 +370,32 @@ def _same_count(tensor: torch.Tensor, count: int, name: str) -> None:
 
 
 def _distinct(outputs: Sequence[torch.Tensor]) -> None:
-    """Two outputs at one place would silently hold one rank's data."""
-    places = [tensor.data_ptr() for tensor in outputs if tensor.numel() > 0]
-    if len(set(places)) < len(places):
-        raise ConfigError("output tensors overlap", fix="give each rank's output its own memory")
+    """Two outputs that share memory would hold what came last."""
+    spans = sorted((t.data_ptr(), _span_bytes(t), i) for i, t in enumerate(outputs) if t.numel())
+    for (start, num_bytes, _), (following, _, _) in itertools.pairwise(spans):
+        if start + num_bytes > following:
+            break
+    else:
+        return
+    # Columns of one matrix lie between each other and share nothing: only to mark every element tells.
+    begin, size = spans[0][0], outputs[0].itemsize
+    end = max(start + num_bytes for start, num_bytes, _ in spans)
+    marks = torch.zeros((end - begin) // size + 1, dtype=torch.bool)
+    for start, _, index in spans:
+        shape, strides = outputs[index].shape, outputs[index].stride()
+        marked = marks.as_strided(shape, strides, (start - begin) // size)
+        if (start - begin) % size or marked.any():
+            raise ConfigError(
+                f"output {index} shares memory with another output",
+                fix="give each rank's output its own memory",
+            )
+        marked.fill_(True)
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    return mapping.span_bytes(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _split_counts(tensor: torch.Tensor, rows: Sequence[int], size: int, name: str) -> list[int]:

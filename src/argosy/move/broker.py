@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import fcntl
+import operator
 import os
 import threading
 from dataclasses import dataclass
@@ -53,13 +54,8 @@ _abandoned: collections.deque[str] = collections.deque()
 
 def create(name: str, size: int, *, scope: Scope = "process", timeout: float = SECONDS) -> Grant:
     """Make a memfd, or get the one that is there already with this name, size and scope."""
-    if not 0 < len(name) <= _MOST_NAME:
-        raise ConfigError(
-            f"an arena's name has 1 to {_MOST_NAME} characters, not {len(name)}",
-            fix="use a shorter name" if name else "give it a name",
-        )
-    if size <= 0:
-        raise ConfigError(f"arena {name!r} of {size} bytes", fix="give a positive size")
+    _check_name(name)
+    size = checked_size(name, size)
     if size > _MOST_BYTES:
         raise NoRoom(f"arena {name!r} of {size} bytes", fix="no host has that: ask for less")
     if scope not in ("process", "run"):
@@ -88,7 +84,7 @@ def open(name: str, *, timeout: float = SECONDS) -> Grant:
 
 
 def close(grant: Grant) -> None:
-    """Give a grant back; with its last user an arena of scope `process` ends. Mappings stay valid."""
+    """Give a grant back; with its last user an arena of scope `process`, or without memory, ends. Mappings stay valid."""
     os.close(grant.descriptor)
     if grant.name and _forget_use(grant.name) and grant.run:
         # The keeper also releases by itself when the process ends: not being able to say it is no error.
@@ -132,11 +128,37 @@ def end_run() -> None:
             os.close(_private.pop(name).descriptor)
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or "\0" in name:
+        raise ConfigError(f"{name!r} is no name of an arena", fix="use a text without zero bytes")
+    if not 0 < len(name) <= _MOST_NAME:
+        raise ConfigError(
+            f"an arena's name has 1 to {_MOST_NAME} characters, not {len(name)}",
+            fix="use a shorter name" if name else "give it a name",
+        )
+
+
+def checked_size(name: str, size: int) -> int:
+    """The size as a plain number; ConfigError when it is none."""
+    try:
+        size = operator.index(size)
+    except TypeError:
+        raise ConfigError(f"arena {name!r} of {size!r} bytes", fix="give a whole number")
+    if size <= 0:
+        raise ConfigError(f"arena {name!r} of {size} bytes", fix="give a positive size")
+    return size
+
+
+def is_empty(descriptor: int) -> bool:
+    """Whether a memfd has no memory: whoever made it could not get any, or has ended before."""
+    return os.fstat(descriptor).st_blocks == 0
+
+
 def memfd(name: str, size: int) -> int:
     """A private memfd of fixed size that can still be sealed for reading."""
     try:
         # The kernel takes at most 249 bytes; the name is for people who look at /proc alone.
-        label = f"argosy-{name}".encode()[:200].decode(errors="ignore").replace("\0", "_")
+        label = f"argosy-{name}".encode(errors="replace")[:200].decode(errors="ignore")
         descriptor = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as failure:
         raise NoRoom(
@@ -197,7 +219,7 @@ def _count_down(name: str) -> bool:
         return False
     del _uses[name]
     found = _private.get(name)
-    if found is not None and found.scope == "process":
+    if found is not None and (found.scope == "process" or is_empty(found.descriptor)):
         del _private[name]
         os.close(found.descriptor)
     return True

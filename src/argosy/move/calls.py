@@ -7,6 +7,7 @@ verdicts.py tells people about them.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -56,6 +57,7 @@ _KERNELS = (
     torch.int32,
     torch.int64,
 )
+_BITWISE = (torch.uint8, torch.int8, torch.int32, torch.int64)
 _COPIED = sorted(
     {
         value
@@ -79,6 +81,16 @@ def can_reduce(dtype: torch.dtype, operation: Operation) -> bool:
     return True
 
 
+def can_gloo_reduce(dtype: torch.dtype, operation: Operation) -> bool:
+    """Whether Gloo has one where the routes have none. What it cannot do it may refuse after it has written."""
+    if dtype is torch.bool:
+        return operation not in (Operation.AVG, Operation.PREMUL_SUM)
+    if dtype.is_complex:
+        is_average = operation is Operation.AVG and dtype is not torch.complex32
+        return operation is Operation.SUM or is_average
+    return operation > Operation.PREMUL_SUM and dtype in _BITWISE
+
+
 @dataclass(slots=True)
 class Call:
     """Tensors are contiguous and on the CPU; parts in rank order, all of `count` elements except in an all-to-all."""
@@ -94,6 +106,10 @@ class Call:
     site: str = ""
     is_beneath: bool = False
     """Only a meeting, so that all are known to call the same; Gloo then does the work."""
+    ranks: Sequence[int] = ()
+    """The program's own numbers of the group's ranks, for texts."""
+    label: str = ""
+    """What people are told where this is only a part of what they have called."""
 
     @property
     def num_bytes(self) -> int:
@@ -103,7 +119,10 @@ class Call:
     @property
     def moved_bytes(self) -> int:
         """Bytes of this rank's tensors that take part."""
-        return sum(tensor.nbytes for tensor in self.inputs or self.outputs)
+        return sum(
+            tensor.nbytes if tensor.layout is torch.strided else tensor._nnz() * tensor.itemsize
+            for tensor in self.inputs or self.outputs
+        )
 
     def what(self) -> int:
         """The descriptor's first word."""
@@ -112,11 +131,11 @@ class Call:
         return kind << 48 | DTYPE_CODES[self.dtype] << 40 | operation << 32 | self.root
 
     def __str__(self) -> str:
-        return describe(self.what(), self.count)
+        return self.label or describe(self.what(), self.count, self.ranks)
 
 
-def describe(what: int, count: int) -> str:
-    """A descriptor for people: `all_reduce(sum) of 1024 x float32`."""
+def describe(what: int, count: int, ranks: Sequence[int] = ()) -> str:
+    """A descriptor for people: `all_reduce(sum) of 1024 x float32`; `ranks` are the program's own numbers of the group's."""
     kind = Kind(what >> 48 & 0x7F)
     if kind is Kind.MEET and not what >> 55 & 1:
         return "barrier"
@@ -125,4 +144,5 @@ def describe(what: int, count: int) -> str:
     if kind in REDUCING:
         text += f"({Operation(what >> 32 & 0xFF).name.lower()})"
     text += f" of {dtype}" if kind is Kind.ALL_TO_ALL else f" of {count} x {dtype}"
-    return text + (f", root {what & 0xFFFFFFFF}" if kind in _ROOTED else "")
+    root = what & 0xFFFFFFFF
+    return text + (f", root {ranks[root] if ranks else root}" if kind in _ROOTED else "")

@@ -10,12 +10,17 @@ import contextlib
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 
 import torch
+import torch.distributed as dist
 
 _FOREIGN = tuple(f"{Path(name).parent}/" for name in (torch.__file__, __file__))
-_THREADS, _CONTEXTS = threading.__file__, contextlib.__file__
+_THREADS = threading.__file__
+# What torch's collectives are wrapped in (deprecated names, coalescing managers) stands in files outside torch.
+_WRAPPERS = {contextlib.__file__} | {
+    value.__code__.co_filename for value in vars(dist).values() if type(value) is FunctionType
+}
 NOWHERE = "C++ code of torch (no Python frame: a backward pass or a hook)"
 
 
@@ -27,7 +32,7 @@ def find(depth: int = 1) -> str:
         name = code.co_filename
         if name == _THREADS:
             return NOWHERE
-        if not name.startswith(_FOREIGN) and not name.startswith("<") and name != _CONTEXTS:
+        if not name.startswith((*_FOREIGN, "<")) and name not in _WRAPPERS:
             return f"{name}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return NOWHERE

@@ -17,6 +17,7 @@ from argosy.move import reshard, waits
 from argosy.move.arenas import Arena
 from argosy.move.bundles import Bundle, check_alike, flatten, joined, wires
 from argosy.move.placements import buffers, like
+from argosy.move.plans import Plan
 
 _WORDS = "versions"
 
@@ -136,6 +137,16 @@ class BundleTransfer:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def plan(self) -> Plan:
+        """What each `run` moves: `plan.bytes`, `plan.lower_bound`, `plan.explain()`."""
+        return self._ways[0].plan
+
+    def statistics(self) -> dict[str, int | float]:
+        """Of both slots together, as `Reshard.statistics` of one."""
+        both = [way.statistics() for way in self._ways]
+        return {name: sum(one[name] for one in both) for name in both[0]}
 
     def _agree_on_version(self) -> int:
         """The newest of any rank: all fill the same slot. Whoever is behind has that version complete and only missed its flip."""

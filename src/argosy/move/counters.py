@@ -5,8 +5,14 @@ Every mover adds to `own` in place. There is no lock: a count may miss an update
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+STALL_SECONDS = 50e-6
+"""Longer than anybody spins."""
 
 
 @dataclass
@@ -16,15 +22,31 @@ class Counters:
     shared_memory_bytes: int = 0
     """Read from or written for a peer of the host."""
     gloo_bytes: int = 0
-    """Left to Gloo: across hosts, or without native code."""
+    """Given to Gloo: across hosts, messages, reductions without a kernel."""
     copy_bytes: int = 0
-    """Copied inside this process on the way: staging."""
+    """Copied inside this process on the way: tensors in pieces, staging."""
     shared_memory_calls: int = 0
     gloo_calls: int = 0
+    """A call between hosts counts for both routes that it takes."""
     copies: int = 0
     stalls: int = 0
     """Waits that had to sleep."""
     stalled_seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A wait for somebody else: counted when it was so long that it has slept."""
+        began = time.monotonic()
+        yield
+        waited = time.monotonic() - began
+        if waited > STALL_SECONDS:
+            self.stalls += 1
+            self.stalled_seconds += waited
+
+    def copied(self, num_bytes: int) -> None:
+        """One more copy on the way."""
+        self.copies += 1
+        self.copy_bytes += num_bytes
 
     def snapshot(self) -> dict[str, int | float]:
         """The numbers now, by name."""

@@ -14,9 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from argosy.errors import ConfigError, GenerationChanged, MismatchError, NoRoom, RoundOver, TimedOut
-from argosy.move import arenas, kernels, rounds, trees
+from argosy.errors import (
+    ClusterError,
+    ConfigError,
+    GenerationChanged,
+    MismatchError,
+    NoRoom,
+    RoundOver,
+    TimedOut,
+)
+from argosy.move import arenas, counters, kernels, rounds, trees
 from argosy.move.broker import Scope
+from argosy.move.directory import locked
 from argosy.move.gathered import (
     Gathered,
     add_pages,
@@ -31,14 +40,20 @@ from argosy.move.rounds import NONE, Round
 from argosy.move.trees import Node
 from argosy.move.versions import Versions
 from argosy.move.words import Memory, Places, Progress
+from argosy.native import loader
 
 REGION = "exchange"
+_NATIVE, _WITHOUT_NATIVE = 1, 2
 
 
 def open(name: str, layout: Layout, *, scope: Scope = "run", prefault: bool = True) -> Exchange:
     """Map the exchange of that name, making it if this is the first process; MismatchError when its layout is another one."""
     size = layout.places.total
-    arena = arenas.create(name, size, scope=scope, prefault=prefault)
+    try:
+        arena = arenas.create(name, size, scope=scope, prefault=prefault)
+    except ClusterError:
+        _refuse_other_size(name, size)
+        raise
     if arena.find(REGION) is None:
         try:
             arena.empty((size,), torch.uint8, name=REGION)
@@ -227,7 +242,12 @@ class Exchange:
         `touched`: parameters that got a gradient (all, if None); `terms`: (sum, count) by name.
         """
         contents = contents_of(self.layout, touched, terms, extra)
-        if claim.generation != self.generation or not claim.is_open:
+        if not claim.is_open:
+            raise ConfigError(
+                f"the claim of lanes {claim.node.first} to {claim.node.stop - 1} was published or released before",
+                fix="publish each claim once",
+            )
+        if claim.generation != self.generation:
             raise GenerationChanged(
                 f"the claim of lanes {claim.node.first} to {claim.node.stop - 1} is of generation "
                 f"{claim.generation}, this is {self.generation}",
@@ -319,8 +339,10 @@ class Exchange:
             partials = add_pages(out, inputs, gathered.program, bounds, doubles)
         else:
             partials = kernels.reduce_pages(out, inputs, gathered.program, bounds)
-        num_elements = sum(stop - start for start, stop in bounds)
-        self._counts["read_bytes"] += 4 * num_elements * len(inputs)
+        read_bytes = 4 * sum(stop - start for start, stop in bounds) * len(inputs)
+        self._counts["read_bytes"] += read_bytes
+        counters.own.shared_memory_bytes += read_bytes
+        counters.own.shared_memory_calls += 1
         self._counts["pages"] += len(pages)
         return partials
 
@@ -464,10 +486,23 @@ class Exchange:
         return region[start : start + 4 * self.layout.num_elements].view(torch.float32)
 
     def _agree_on_layout(self) -> None:
-        at, digest = self.layout.places.digest, self.layout.digest
-        self._memory.swap(at, 0, digest)
-        if self._memory.load(at) != digest:
+        """The first process says what it shares; all others must have the same layout, and swap words in the same way."""
+        at = self.layout.places.digest
+        path = _WITHOUT_NATIVE if loader.quick() is None else _NATIVE
+        # Under the lock, since swaps of the two paths do not see each other.
+        with locked(self._arena.fileno()):
+            for offset, word in ((at, self.layout.digest), (at + 8, path)):
+                if self._memory.load(offset) == 0:
+                    self._memory.store(offset, word)
+            digest, theirs = self._memory.load(at), self._memory.load(at + 8)
+        if digest != self.layout.digest:
             raise _other_layout(self._arena.name)
+        if theirs != path:
+            has, have = ("has no", "with") if theirs == _NATIVE else ("has", "without")
+            raise MismatchError(
+                f"exchange {self._arena.name!r} is used {have} native code, this process {has} native code",
+                fix="start all ranks from one installation, with the same ARGOSY_NATIVE (`argosy doctor` tells the path)",
+            )
 
     def _entered_at(self, rank: int) -> int:
         return self.layout.places.entered + 64 * rank
@@ -538,6 +573,14 @@ class Exchange:
             raise RoundOver(
                 f"{round} was finished by others", fix="go on from the committed version"
             )
+
+
+def _refuse_other_size(name: str, size: int) -> None:
+    """MismatchError when the name is taken by an exchange of another size."""
+    with arenas.open(name, prefault=False) as found:
+        entry = found.find(REGION)
+    if entry is not None and entry.num_bytes != size:
+        raise _other_layout(name)
 
 
 def _other_layout(name: str) -> MismatchError:

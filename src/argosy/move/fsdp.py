@@ -134,12 +134,13 @@ class _Slots:
             found = self._ring.take(count, dtype, self._area)
         return torch.empty(tuple(size), dtype=dtype) if found is None else found.view(tuple(size))
 
-    def meet(self, tensor: torch.Tensor) -> _Ring | None:
+    def meet(self, tensor: torch.Tensor, call: str) -> _Ring | None:
         """The ring, when every rank's buffer lies in the same of its slots; after this all can read them."""
         if not self._group.is_on_one_host:
             return None
         own = 0 if self._ring is None else self._ring.slot_of(tensor)
-        dist.all_gather_single(self._flags, torch.tensor([own]), group=self._group)
+        what = f"FSDP's {call} of {tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}"
+        self._group.tell_all(own, self._flags, what)
         if own and bool((self._flags == own).all()):
             self.num_shared += 1
             return self._ring
@@ -176,7 +177,7 @@ class SharedAllGather(torchgroup.AllGather):  # type: ignore[misc]
         async_op: bool = False,
     ) -> Any:
         """Meet; nothing is left to move when all wrote into one slot."""
-        if not async_op and self.slots.meet(output_tensor) is not None:
+        if not async_op and self.slots.meet(output_tensor, "all_gather") is not None:
             counters.own.shared_memory_bytes += input_tensor.nbytes
             return None
         return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
@@ -209,7 +210,7 @@ class SharedReduceScatter(torchgroup.ReduceScatter):  # type: ignore[misc]
     ) -> Any:
         """Meet, then add up in rank order. A slot is written again only after a later meeting: all have read it by then."""
         self._is_output_next = False
-        ring = None if async_op else self.slots.meet(input_tensor)
+        ring = None if async_op else self.slots.meet(input_tensor, "reduce_scatter")
         if ring is None:
             return dist.reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op

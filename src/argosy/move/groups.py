@@ -13,16 +13,25 @@ from typing import Any
 import torch
 
 from argosy.errors import ArgosyError
-from argosy.move import arguments, callsites, counters, hosts, mapping, messages, torchgroup
+from argosy.move import (
+    arguments,
+    arrivals,
+    callsites,
+    counters,
+    hosts,
+    mapping,
+    messages,
+    torchgroup,
+)
 from argosy.move.arguments import Request
 from argosy.move.calls import Call, Kind
 from argosy.move.hostroute import LAYERED, HostRoute
+from argosy.move.messages import as_bytes
 from argosy.move.works import ArgosyWork, Turns
 
 NAME = "argosy"
 _LOST_SECONDS = 0.8
 """A connection may close a moment before its process has ended."""
-_SMALL_BYTES = 16 << 10
 Tensors = Sequence[torch.Tensor]
 
 
@@ -30,14 +39,18 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     """A process group over shared memory with Gloo beneath."""
 
     def __init__(self, birth: torchgroup.Birth) -> None:
-        super().__init__(birth)
+        cards = arrivals.gather(birth)
+        with arrivals.explaining(birth):
+            super().__init__(birth)
+            self._host = hosts.settle(birth, cards)
+            self._route: hosts.Route = self._host.route
+            self._is_spread = len(self._host.groups) > 1
+            if self._is_spread:
+                self._route = HostRoute(self._host, birth, self.gloo)
         self._timeout = birth.timeout
         self._rank, self._size = birth.rank, birth.size
-        self._host = hosts.settle(birth)
-        self._route: hosts.Route = self._host.route
-        self._is_spread = len(self._host.groups) > 1
-        if self._is_spread:
-            self._route = HostRoute(self._host, birth, self.gloo)
+        self._ranks = birth.ranks
+        self._mail = messages.Mail(self.gloo, birth, self._is_peer_lost, self._lost_peer)
         self._turns = Turns(birth.name)
         self._is_shut = False
         self._shutting = threading.RLock()
@@ -59,6 +72,12 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """Whether all ranks share memory."""
         return not self._is_spread
 
+    def tell_all(self, number: int, into: torch.Tensor, what: str) -> None:
+        """Everybody's number, by rank, into a tensor of 64-bit integers. `what` says in errors of which call this is a part."""
+        request = arguments.gather_single(into, torch.tensor([number]), self._size)
+        request.calls[0].label = what
+        self._submit(request, torchgroup.gather_options(0, is_async=False), self._no_gloo)
+
     def common_memory(self, size: int) -> mapping.Mapping:
         """New memory that all ranks of this host map; every rank calls it, in the same order. It lives as long as its tensors."""
         return self._host.common_memory(size, self._timeout.total_seconds())
@@ -69,21 +88,22 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         # Asked here where another thread will make the call: there it cannot be found.
         site = callsites.find(2) if is_async or self._turns.is_busy else ""
         for call in request.calls:
-            call.site = site
+            call.site, call.ranks = site, self._ranks
             call.is_beneath |= self._is_spread and call.kind not in LAYERED
 
         def job() -> None:
             for call in request.calls:
                 self._route.run(call, timeout)
-            request.finish()
             if request.is_beneath:
                 counters.own.gloo_calls += 1
-                counters.own.gloo_bytes += sum(call.num_bytes for call in request.calls)
-                self._wait_for_gloo(str(request.calls[0]), beneath)
-            else:
+                counters.own.gloo_bytes += sum(call.moved_bytes for call in request.beneath)
+                with counters.own.waiting():
+                    self._wait_for_gloo(str(request.calls[0]), beneath)
+            elif not self._is_spread:  # a route between hosts counts by itself what goes where
                 counters.own.shared_memory_calls += 1
                 moved = sum(call.moved_bytes for call in request.calls)
                 counters.own.shared_memory_bytes += moved
+            request.finish()
 
         return self._turns.take(job, request.result, is_async=is_async)
 
@@ -99,13 +119,17 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             if not torchgroup.is_of_wire(failure):
                 raise  # of the arguments, on all ranks alike
             raise self._gloo_failure(what, failure)
+        except BaseException:
+            self._route.abort()  # a signal's handler has raised: this rank leaves in the middle of a call
+            raise
 
     def _gloo_failure(self, what: str, failure: Exception) -> ArgosyError:
         if isinstance(self._route, HostRoute):
             return self._route.failed(what, failure)
         lost = self._host.lost_rank(_LOST_SECONDS)
         torchgroup.cut(self.gloo, int(self._rank == 0))  # the others wait for this rank
-        return messages.explained(f"{what} in group {self.group_name}", failure, lost)
+        name = None if lost is None else self._ranks[lost]
+        return messages.explained(f"{what} in group {self.group_name}", failure, name)
 
     def _is_lost(self, peer: int) -> bool:
         """Whether a process of this host has ended, or the connection to one of another is closed."""
@@ -113,35 +137,34 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             return self._host.lost_rank(0, peer) is not None
         return torchgroup.is_cut(self.gloo, peer)
 
+    def _is_peer_lost(self, peer: int | None) -> bool:
+        """Whether a message cannot come: its peer is lost, or everybody is."""
+        return all(map(self._is_lost, self._others if peer is None else [peer]))
+
+    def _lost_peer(self, failure: Exception, peer: int | None) -> int | None:
+        """The rank whose end is the reason of a message's failure."""
+        if peer is not None and peer not in self._host.ranks:
+            return None if torchgroup.has_timed_out(failure) else peer
+        lost = self._host.lost_rank(_LOST_SECONDS, peer)
+        if lost is None and self._is_peer_lost(peer):
+            return self._others[0] if peer is None else peer
+        return lost
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self._rank]
+
     def send(self, tensors: Tensors, peer: int, tag: int) -> messages.Message:
-        """To one rank; Gloo's."""
-        return self._message("send to", tensors, peer, lambda: self.gloo.send(tensors, peer, tag))
+        """To one rank."""
+        return self._mail.send(tensors, peer, tag)
 
     def recv(self, tensors: Tensors, peer: int, tag: int) -> messages.Message:
-        """From one rank; Gloo's."""
-        return self._message("recv from", tensors, peer, lambda: self.gloo.recv(tensors, peer, tag))
+        """From one rank."""
+        return self._mail.receive(tensors, peer, tag)
 
-    def _message(
-        self, verb: str, tensors: Tensors, peer: int, start: Callable[[], Any]
-    ) -> messages.Message:
-        what = f"{verb} rank {peer} in group {self.group_name}"
-        is_near = peer in self._host.ranks
-
-        def explain(failure: Exception) -> Exception:
-            if isinstance(failure, torchgroup.Stuck):
-                torchgroup.abandon(self.gloo)
-            elif not torchgroup.is_of_wire(failure):
-                return failure
-            lost: int | None = peer
-            if is_near:
-                lost = self._host.lost_rank(_LOST_SECONDS, peer)
-            elif torchgroup.has_timed_out(failure):
-                lost = None
-            return messages.explained(what, failure, lost)
-
-        # A small message is in a socket or not; only of a large one a part may have come.
-        is_large = sum(tensor.nbytes for tensor in tensors) > _SMALL_BYTES
-        return messages.begin(start, explain, (lambda: self._is_lost(peer)) if is_large else None)
+    def recv_anysource(self, tensors: Tensors, tag: int) -> messages.Message:
+        """From whichever rank sends first."""
+        return self._mail.receive(tensors, None, tag)
 
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None, **_: Any) -> ArgosyWork:
         """Each tensor becomes the reduction of all ranks' tensors, in rank order."""
@@ -152,9 +175,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         return self._submit(
             request,
             opts,
-            lambda: _each(
-                lambda tensor: self.gloo.allreduce([tensor], options), _left(tensors, request)
-            ),
+            lambda: [self.gloo.allreduce(call.outputs, options) for call in request.beneath],
         )
 
     allreduce_coalesced = allreduce
@@ -172,15 +193,15 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         root = torchgroup.root_of(opts)
         request = arguments.in_place(Kind.REDUCE, tensors, operation, root)
         options = torchgroup.options_of("reduce", opts)
+
         # Gloo writes partial sums into the tensors of other ranks than the root: those get copies.
-        is_root = self._rank == root
+        def own(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if self._rank == root else tensor.clone()
+
         return self._submit(
             request,
             opts,
-            lambda: _each(
-                lambda tensor: self.gloo.reduce([tensor if is_root else tensor.clone()], options),
-                _left(tensors, request),
-            ),
+            lambda: [self.gloo.reduce([own(*call.outputs)], options) for call in request.beneath],
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
@@ -189,15 +210,9 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             outputs, inputs = [outputs], [inputs]
         requests = [
             arguments.gather_list(Kind.ALL_GATHER, list(into), given, self._size)
-            for into, given in zip(outputs, inputs, strict=True)
+            for into, given in arguments.pairs(outputs, inputs)
         ]
-        return self._submit(
-            _joined(requests),
-            opts,
-            lambda: _each(
-                lambda into, given: self.gloo.allgather([list(into)], [given]), outputs, inputs
-            ),
-        )
+        return self._submit(_joined(requests), opts, self._no_gloo)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> ArgosyWork:
         """Several all-gathers into lists."""
@@ -208,11 +223,7 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     ) -> ArgosyWork:
         """The output becomes all ranks' inputs, one after the other."""
         request = arguments.gather_single(output, given, self._size)
-        return self._submit(
-            request,
-            opts,
-            lambda: self.gloo._allgather_base(output.view(-1), given.reshape(-1)),
-        )
+        return self._submit(request, opts, self._no_gloo)
 
     _allgather_base = all_gather_single
 
@@ -222,17 +233,9 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """Several all-gathers at once."""
         requests = [
             arguments.gather_single(output, given, self._size)
-            for output, given in zip(outputs, inputs, strict=True)
+            for output, given in arguments.pairs(outputs, inputs)
         ]
-        return self._submit(
-            _joined(requests),
-            opts,
-            lambda: _each(
-                lambda output, given: self.gloo._allgather_base(output.view(-1), given.reshape(-1)),
-                outputs,
-                inputs,
-            ),
-        )
+        return self._submit(_joined(requests), opts, self._no_gloo)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -242,13 +245,16 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         given = inputs if isinstance(inputs, torch.Tensor) else inputs[0]
         into: Any = outputs if isinstance(inputs, torch.Tensor) else (outputs or [[]])[0]
         into = list(into) if self._rank == root else []
-        request = arguments.gather_list(Kind.GATHER, into, given, self._size, root)
+        num_outputs = self._size if self._rank == root else 0
+        request = arguments.gather_list(Kind.GATHER, into, given, num_outputs, root)
         options = torchgroup.options_of("gather", opts)
-        return self._submit(
-            request,
-            opts,
-            lambda: self.gloo.gather([into] if self._rank == root else [], [given], options),
-        )
+
+        def beneath() -> Any:
+            (call,) = request.calls
+            into = [list(map(as_bytes, call.outputs))] if self._rank == root else []
+            return self.gloo.gather(into, list(map(as_bytes, call.inputs)), options)
+
+        return self._submit(request, opts, beneath)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, **_: Any) -> ArgosyWork:
         """Each output becomes its part of the root's list."""
@@ -263,13 +269,13 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
             size=self._size,
         )
         options = torchgroup.options_of("scatter", opts)
-        return self._submit(
-            request,
-            opts,
-            lambda: self.gloo.scatter(
-                [output], [list(given)] if self._rank == root else [], options
-            ),
-        )
+
+        def beneath() -> Any:
+            (call,) = request.calls
+            given = [list(map(as_bytes, call.inputs))] if self._rank == root else []
+            return self.gloo.scatter(list(map(as_bytes, call.outputs)), given, options)
+
+        return self._submit(request, opts, beneath)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> ArgosyWork:
         """Each output becomes the reduction of all ranks' inputs for this rank."""
@@ -278,18 +284,9 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         operation = torchgroup.operation_of(opts)
         requests = [
             arguments.scatter_list(output, list(given), operation, self._size)
-            for output, given in zip(outputs, inputs, strict=True)
+            for output, given in arguments.pairs(outputs, inputs)
         ]
-        options = torchgroup.options_of("reduce_scatter", opts)
-        return self._submit(
-            _joined(requests),
-            opts,
-            lambda: _each(
-                lambda output, given: self.gloo.reduce_scatter([output], [list(given)], options),
-                outputs,
-                inputs,
-            ),
-        )
+        return self._reduce_scatter(_joined(requests), opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, **_: Any
@@ -306,22 +303,22 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         operation = torchgroup.operation_of(opts)
         requests = [
             arguments.scatter_single(output, given, operation, self._size)
-            for output, given in zip(outputs, inputs, strict=True)
+            for output, given in arguments.pairs(outputs, inputs)
         ]
-        options = torchgroup.options_of("reduce_scatter", opts)
-        return self._submit(
-            _joined(requests),
-            opts,
-            lambda: _each(
-                lambda output, given: self.gloo._reduce_scatter_base(
-                    output.view(-1), given.reshape(-1), options
-                ),
-                outputs,
-                inputs,
-            ),
-        )
+        return self._reduce_scatter(_joined(requests), opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, request: Request, opts: Any) -> ArgosyWork:
+        options = torchgroup.options_of("reduce_scatter", opts)
+        return self._submit(
+            request,
+            opts,
+            lambda: [
+                self.gloo.reduce_scatter(call.outputs, [call.inputs], options)
+                for call in request.beneath
+            ],
+        )
 
     def all_to_all_single(
         self,
@@ -334,19 +331,26 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
     ) -> ArgosyWork:
         """Part r of the output becomes rank r's part for this rank."""
         splits = (list(output_split_sizes or ()), list(input_split_sizes or ()))
-        request = arguments.exchange_single(output, given, splits, self._size)
-        return self._submit(
-            request,
-            opts,
-            lambda: self.gloo.alltoall_base(output, given, *splits),
-        )
+        return self._exchange(arguments.exchange_single(output, given, splits, self._size), opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ArgosyWork:
         """The same with lists."""
-        request = arguments.exchange_list(list(outputs), list(inputs), self._size)
-        return self._submit(request, opts, lambda: self.gloo.alltoall(list(outputs), list(inputs)))
+        return self._exchange(
+            arguments.exchange_list(list(outputs), list(inputs), self._size), opts
+        )
+
+    def _exchange(self, request: Request, opts: Any) -> ArgosyWork:
+        def beneath() -> Any:
+            (call,) = request.calls
+            takes, sends = [
+                [part.nbytes for part in parts] for parts in (call.outputs, call.inputs)
+            ]
+            into, given = arguments.room_for(call.outputs, request), arguments.in_one(call.inputs)
+            return self.gloo.alltoall_base(as_bytes(into), as_bytes(given), takes, sends)
+
+        return self._submit(request, opts, beneath)
 
     def barrier(self, opts: Any = None, **_: Any) -> ArgosyWork:
         """Until all ranks are here."""
@@ -380,16 +384,6 @@ class ArgosyGroup(torchgroup.GroupOverGloo):
         """For calls from now on."""
         self._timeout = timeout
         self.gloo.set_timeout(timeout)
-
-
-def _left(tensors: Tensors, request: Request) -> list[torch.Tensor]:
-    """Those of a call that did not go over shared memory. One by one, since to Gloo a list is one tensor on several devices."""
-    return [t for t, call in zip(tensors, request.calls, strict=True) if call.is_beneath]
-
-
-def _each(start: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
-    """Gloo has no coalesced form of these: one after the other."""
-    return [start(*entries) for entries in zip(*lists, strict=True)]
 
 
 def _joined(requests: Sequence[Request]) -> Request:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 
 from argosy.errors import ArgosyError, ConfigError, MismatchError, NoRoute
-from argosy.move import kernels, leaders, torchgroup
+from argosy.move import counters, kernels, leaders, torchgroup
 from argosy.move.agreements import Agreement
 from argosy.move.calls import Call, Kind, Operation
 from argosy.move.hosts import Host, Route
 from argosy.move.leaders import Leaders, Notes, Reason
+from argosy.move.messages import as_bytes
 
 LAYERED = frozenset(
     {
@@ -40,14 +41,15 @@ class HostRoute:
         self._host = host
         self._inside: Route = host.route
         self._group = birth.name
-        self._rank = birth.rank
+        self._rank, self._ranks = birth.rank, birth.ranks
+        self._name = birth.ranks[birth.rank]
         self._home = {rank: index for index, group in enumerate(host.groups) for rank in group}
         self._here = self._home[birth.rank]
         self._whole = whole
         self._notes = Notes(birth.store)
         self._leaders: Leaders | None = None
         if host.index == 0:
-            firsts = [group[0] for group in host.groups]
+            firsts = [birth.ranks[group[0]] for group in host.groups]
             store = torchgroup.inner_store(birth.store, "leaders")
             gloo = torchgroup.gloo(store, self._here, len(firsts), birth.timeout)
             self._leaders = Leaders(gloo, self._notes, firsts, self._here, self._inside.abort)
@@ -62,6 +64,7 @@ class HostRoute:
             try:
                 self._agreement.reach(call, timeout_seconds, timeout_seconds + _GRACE_SECONDS)
                 self._carry_out(call, timeout_seconds)
+                self._count(call)
             except MismatchError:
                 raise  # the group is as it was before the call
             except leaders.Failed:
@@ -79,12 +82,12 @@ class HostRoute:
         """The error of a call that Gloo was to carry out and could not."""
         lost = self._host.lost_rank(_LOST_SECONDS)
         torchgroup.cut(self._whole, int(self._rank == 0))  # the others wait for this rank
-        reason: Reason | None = None if lost is None else Reason("lost", lost)
+        reason: Reason | None = None if lost is None else Reason("lost", self._ranks[lost])
         if reason is not None:
             if self._leaders is not None:
                 self._leaders.leave(reason)
         elif self._leaders is not None:
-            own = Reason("failed", self._rank, str(failure))
+            own = Reason("failed", self._name, str(failure))
             reason = self._leaders.fail(own, is_late=torchgroup.has_timed_out(failure))
         else:
             self._inside.abort()  # the leader may have its part and be in the next call
@@ -96,7 +99,7 @@ class HostRoute:
     def _ended(self, what: str, failure: ConfigError) -> ArgosyError:
         """This host's segment was broken off: by its leader, who says why, or by another rank, and the leader finds out why."""
         if self._leaders is not None:
-            own = Reason.of(failure, self._rank)
+            own = Reason.of(failure, self._name)
             return self._leaders.fail(own, is_late=False).error(what, self._group)
         reason = self._notes.wait_for(leaders.verdict_key(self._here), _GRACE_SECONDS)
         return failure if reason is None else reason.error(what, self._group)
@@ -108,7 +111,16 @@ class HostRoute:
 
     def _leave(self, failure: BaseException) -> None:
         if self._leaders is not None:
-            self._leaders.leave(Reason.of(failure, self._rank))
+            self._leaders.leave(Reason.of(failure, self._name))
+        else:
+            self._inside.abort()
+
+    def _count(self, call: Call) -> None:
+        """Bytes are counted where they go; a call beneath is counted by groups.py."""
+        if len(self._host.ranks) > 1:
+            counters.own.shared_memory_calls += 1
+        if self._leaders is not None and not call.is_beneath:
+            counters.own.gloo_calls += 1
 
     def _carry_out(self, call: Call, timeout_seconds: float) -> None:
         if call.is_beneath or call.kind is Kind.MEET:
@@ -170,7 +182,7 @@ class HostRoute:
         most = max(map(len, self._host.groups))
         whole = torch.empty((len(self._host.groups), most, call.count), dtype=call.dtype)
         mine = torch.empty_like(whole[0])
-        leaders.as_bytes(mine).zero_()  # what fills up is sent too
+        as_bytes(mine).zero_()  # what fills up is sent too
         rows = [] if self._leaders is None else list(mine[: len(self._host.ranks)])
         inner = Call(Kind.GATHER, call.dtype, call.count, call.inputs, rows)
         self._run_inside(inner, call, timeout_seconds)
@@ -218,14 +230,16 @@ class HostRoute:
         self._run_inside(inner, call, timeout_seconds)
 
     def _run_inside(self, inner: Call, call: Call, timeout_seconds: float) -> None:
-        inner.site = call.site
+        inner.site, inner.label = call.site, str(call)
+        if len(self._host.ranks) > 1:
+            counters.own.shared_memory_bytes += inner.moved_bytes
         self._inside.run(inner, timeout_seconds + _GRACE_SECONDS)
 
     def abort(self) -> None:
         """Make every rank leave what it waits for, on all hosts."""
         if self._leaders is not None:
-            text = f"rank {self._rank} has aborted it"
-            self._leaders.leave(Reason("ended", self._rank, text))
+            text = f"rank {self._name} has aborted it"
+            self._leaders.leave(Reason("ended", self._name, text))
         self._inside.abort()
 
     def close(self) -> None:

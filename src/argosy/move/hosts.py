@@ -11,15 +11,23 @@ import os
 import select
 from typing import Any, Protocol
 
-from argosy.errors import ArenaGone, ProtocolError
-from argosy.move import hostmemory, locality, mapping, segment, torchgroup, verdicts, waits
+from argosy.errors import ArenaGone, ConfigError, PeerLost
+from argosy.move import (
+    arrivals,
+    hostmemory,
+    locality,
+    mapping,
+    segment,
+    torchgroup,
+    verdicts,
+    waits,
+)
 from argosy.move.calls import Call
 from argosy.move.nativeroute import NativeRoute
 from argosy.move.soloroute import SoloRoute
 from argosy.move.torchroute import TorchRoute
 from argosy.native import loader
 
-SPLIT = "ARGOSY_LOCALITY"
 _SLOT_BYTES = (3 << 19) + hostmemory.PAGE
 _SLOTS_BYTES = 16 << 20
 """A group of many ranks gets smaller slots."""
@@ -74,7 +82,7 @@ class Host:
                 os.close(descriptor)
 
     def lost_rank(self, seconds: float, rank: int | None = None) -> int | None:
-        """A rank of this host (or only this one) that has ended or does so within a time; None when all live.
+        """A rank of this host (or only this one) that has ended or does so within a time; None when all live. The others are told.
 
         Of several the one that a rank has found first: those that leave because of it may have ended too by now.
         """
@@ -94,7 +102,7 @@ class Host:
         if not ended:
             return None
         found = by_descriptor[ended[0][0]]
-        if rank is None and self.segment is not None:
+        if self.segment is not None:
             broken = self.segment.address + segment.BROKEN
             waits.break_off(waits.Peers((), broken=broken), self.ranks.index(found))
         return found
@@ -114,53 +122,50 @@ class Host:
             self.near.close()
 
 
-def settle(birth: torchgroup.Birth) -> Host:
-    """Find the ranks of this host and open the memory that they share."""
+def settle(birth: torchgroup.Birth, cards: list[dict[str, Any]]) -> Host:
+    """Find the ranks of this host and open the memory that they share; `cards` are of arrivals.py."""
     global _most_local
-    timeout = birth.timeout.total_seconds()
     store = torchgroup.inner_store(birth.store, "argosy")
-    cards = _exchange(store, birth)
     is_native = all(card["native"] for card in cards)
     splits = sorted({card["split"] for card in cards})
     own = [rank for rank, card in enumerate(cards) if card["split"] == cards[birth.rank]["split"]]
     name = str(splits.index(cards[birth.rank]["split"]))
-    near = locality.prove(
-        torchgroup.inner_store(store, f"near{name}"),
-        own.index(birth.rank),
-        len(own),
-        timeout=timeout,
-    )
+    near = _prove(torchgroup.inner_store(store, f"near{name}"), own, birth)
     try:
         groups = [[own[index] for index in group] for group in near.groups]
         if len(splits) > 1:
             groups = _all_groups(store, birth.rank == own[0], name, len(splits), groups)
+        check_sizes(groups, birth.name)
         host = Host(groups, birth.rank, is_native=is_native)
         host.near = near
         _most_local = max(_most_local, len(host.ranks))
         if len(host.ranks) > 1:
-            _open(host, near, birth.name, timeout)
+            _open(host, near, birth)
     except BaseException:
         near.close()
         raise
     return host
 
 
-def _exchange(store: torchgroup.Store, birth: torchgroup.Birth) -> list[dict[str, Any]]:
-    card = {
-        "version": segment.VERSION,
-        "native": int(segment.library() is not None),
-        "split": os.environ.get(SPLIT, ""),
-    }
-    store.set(f"card{birth.rank}", json.dumps(card))
-    names = [f"card{rank}" for rank in range(birth.size)]
-    cards = [json.loads(text) for text in store.multi_get(names)]
-    for rank, other in enumerate(cards):
-        if other["version"] != segment.VERSION:
-            raise ProtocolError(
-                f"rank {rank} speaks version {other['version']} of the collectives, rank {birth.rank} {segment.VERSION}",
-                fix="install one version of this package for all ranks",
-            )
-    return cards
+def _prove(store: torchgroup.Store, own: list[int], birth: torchgroup.Birth) -> locality.Locality:
+    """Which of these ranks share this host; it knows them by their places in the list."""
+    timeout = birth.timeout.total_seconds()
+    try:
+        near = locality.prove(store, own.index(birth.rank), len(own), timeout=timeout)
+    except PeerLost as lost:
+        raise PeerLost(birth.ranks[own[lost.rank]], f"the making of group {birth.name}")
+    arrivals.remember(near, [birth.ranks[rank] for rank in own])
+    return near
+
+
+def check_sizes(groups: list[list[int]], name: str) -> None:
+    """Refuse a host with more ranks of a group than the segment has room for, on all ranks alike."""
+    most = max(map(len, groups))
+    if most > segment.MAX_RANKS:
+        raise ConfigError(
+            f"group {name} has {most} ranks on one host, of at most {segment.MAX_RANKS}",
+            fix="use fewer ranks on a host, or another backend for this group",
+        )
 
 
 def _all_groups(
@@ -172,8 +177,8 @@ def _all_groups(
     return sorted(group for text in found for group in json.loads(text))
 
 
-def _open(host: Host, near: locality.Locality, name: str, timeout: float) -> None:
-    size = len(host.ranks)
+def _open(host: Host, near: locality.Locality, birth: torchgroup.Birth) -> None:
+    size, timeout = len(host.ranks), birth.timeout.total_seconds()
     if near.is_leader:
         slot_bytes = min(_SLOT_BYTES, _SLOTS_BYTES // size)
         opened = segment.Segment.create(size, slot_bytes, is_native=host.is_native)
@@ -182,7 +187,8 @@ def _open(host: Host, near: locality.Locality, name: str, timeout: float) -> Non
         descriptor = near.share(timeout=timeout)
         opened = segment.Segment.open(descriptor, num_ranks=size, is_native=host.is_native)
     host.segment = opened
-    place = verdicts.Place(opened, host.index, host.ranks, name)
+    names = [birth.ranks[rank] for rank in host.ranks]
+    place = verdicts.Place(opened, host.index, names, birth.name)
     # With more ranks than cores whoever spins keeps the one it waits for from running.
     is_crowded = _most_local > len(os.sched_getaffinity(0))
     make = NativeRoute if host.is_native else TorchRoute

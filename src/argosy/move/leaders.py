@@ -15,7 +15,8 @@ import msgspec
 import torch
 
 from argosy.errors import ArgosyError, ConfigError, NoRoute, PeerLost, TimedOut
-from argosy.move import torchgroup
+from argosy.move import counters, torchgroup
+from argosy.move.messages import as_bytes
 
 _SILENCE_SECONDS = 0.3
 """A leader that lives says why it has left within this time."""
@@ -122,13 +123,15 @@ class Leaders:
         into = [torch.empty_like(given) for _ in self._ranks] if parts is None else parts
         options = torchgroup.gather_options(timeout_seconds)
         outputs = [as_bytes(part) for part in into]
-        self._wait(lambda: self._gloo.allgather([outputs], [as_bytes(given)], options))
+        self._wait(
+            lambda: self._gloo.allgather([outputs], [as_bytes(given)], options), given.nbytes
+        )
         return into
 
     def broadcast(self, tensor: torch.Tensor, home: int, timeout_seconds: float) -> None:
         """The tensor becomes that of the leader of one host."""
         options = torchgroup.broadcast_options(home, timeout_seconds)
-        self._wait(lambda: self._gloo.broadcast([as_bytes(tensor)], options))
+        self._wait(lambda: self._gloo.broadcast([as_bytes(tensor)], options), tensor.nbytes)
 
     def exchange(
         self, output: torch.Tensor, given: torch.Tensor, counts: list[int], timeout_seconds: float
@@ -143,12 +146,15 @@ class Leaders:
         self._wait(
             lambda: self._gloo.alltoall_base(
                 as_bytes(output), as_bytes(given), takes, sends, options
-            )
+            ),
+            given.nbytes,
         )
 
-    def _wait(self, start: Callable[[], Any]) -> None:
+    def _wait(self, start: Callable[[], Any], num_bytes: int) -> None:
+        counters.own.gloo_bytes += num_bytes
         try:
-            torchgroup.wait_for([start()], self._is_alone)
+            with counters.own.waiting():
+                torchgroup.wait_for([start()], self._is_alone)
         except RuntimeError as failure:
             own = Reason("failed", self._ranks[self._index], str(failure))
             self.fail(own, is_late=torchgroup.has_timed_out(failure))
@@ -223,8 +229,3 @@ class Failed(Exception):
 def verdict_key(index: int) -> str:
     """Where the ranks of a host find why their leader has left."""
     return f"verdict{index}"
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Gloo does not know all dtypes; bytes it does."""
-    return tensor.view(-1).view(torch.uint8)

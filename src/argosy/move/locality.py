@@ -142,12 +142,16 @@ class Locality:
     def _receive(self, peer: int, what: str, deadline: float) -> int:
         connection = self._pair(peer)[1]
         while True:
+            # Asked first: what it has sent before its end is taken. Its connection may live on in a child.
+            has_ended = handover.has_ended(self.pidfds.get(peer, -1))
             try:
                 message = handover.receive(connection)
             except OSError:
                 raise PeerLost(peer, what)
             if message is not None:
                 return self._take(peer, what, *message)
+            if has_ended:
+                raise PeerLost(peer, what)
             if not handover.wait_readable([connection], deadline):
                 raise TimedOut(
                     f"rank {peer} has shared nothing within the time", fix="is it in the same call?"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -143,9 +144,14 @@ def request_for(
     shape: Sequence[int], dtype: torch.dtype, name: str, strides: Sequence[int] | None
 ) -> Request:
     """Check a tensor's description and turn it into an allocation."""
-    sizes = tuple(int(size) for size in shape)
-    steps = contiguous_strides(sizes) if strides is None else tuple(int(step) for step in strides)
     label = name or "an unnamed tensor"
+    try:
+        sizes = tuple(map(operator.index, shape))
+        steps = (
+            contiguous_strides(sizes) if strides is None else tuple(map(operator.index, strides))
+        )
+    except TypeError:
+        raise ConfigError(f"{label}: shape {shape}, strides {strides}", fix="use whole numbers")
     if any(size < 0 for size in sizes) or any(step < 0 for step in steps):
         raise ConfigError(f"{label}: shape {sizes}, strides {steps}", fix="use sizes from 0 up")
     if len(steps) != len(sizes):

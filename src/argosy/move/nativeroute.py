@@ -75,27 +75,20 @@ class NativeRoute:
             segment_call.input_bytes = ctypes.addressof(sends)
             segment_call.output_bytes = ctypes.addressof(takes)
             kept += [sends, takes]
-        status = self._library.ag_collective(self._group_address, ctypes.addressof(segment_call))
-        if status == AGAIN:
-            status = self._go_on(segment_call)
+        collective, address = self._library.ag_collective, ctypes.addressof(segment_call)
+        status = AGAIN
+        try:
+            while status == AGAIN:  # in slices, between which Python handles its signals
+                status = collective(self._group_address, address)
+        except BaseException:
+            # A handler has raised. Whoever made the call cannot know whether it was carried out, and may repeat it: the others must neither
+            # wait for this rank nor take its next call for this one.
+            self.abort()
+            raise
         if self._group.stalls:
             self._count_stalls()
         if status:
             verdicts.raise_for(status, self._group.peers.lost, call, self.place)
-
-    def _go_on(self, segment_call: CallStruct) -> int:
-        """Wait on, in slices between which Python handles its signals."""
-        status = AGAIN
-        try:
-            while status == AGAIN:
-                status = self._library.ag_collective(
-                    self._group_address, ctypes.addressof(segment_call)
-                )
-        except BaseException:
-            # A handler has raised: this rank leaves in the middle of a call, so the others must not wait for it.
-            self.abort()
-            raise
-        return int(status)
 
     def _count_stalls(self) -> None:
         group, counted = self._group, counters.own

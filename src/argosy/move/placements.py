@@ -52,13 +52,18 @@ class Local(msgspec.Struct, frozen=True, array_like=True):
     held: tuple[Held, ...]
 
 
-def check_states(source: object, destination: object) -> None:
+def check_states(source: object, destination: object, wire: object) -> None:
     """Refuse what is no state at all: a module is a likely slip."""
-    for side, given in (("source", source), ("destination", destination)):
+    for side, given in (("source", source), ("destination", destination), ("wire", wire)):
         if not isinstance(given, Mapping):
             raise ConfigError(
                 f"the {side} is a {type(given).__name__}, not a dict of tensors by name",
                 fix="give module.state_dict(), or bundles.flatten(…) with an optimizer's state",
+            )
+        unnamed = [key for key in given if not isinstance(key, str)]
+        if unnamed:
+            raise ConfigError(
+                f"the {side} has {unnamed[0]!r} for a name", fix="name tensors by texts"
             )
 
 

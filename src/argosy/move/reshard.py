@@ -133,6 +133,7 @@ class Reshard:
         self._meeting = meeting
         self._open = contextlib.ExitStack()
         self._turn = 0
+        self._is_closed = False
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._memories: dict[tuple[int, str, int], torch.Tensor | _Private] = {}
         self._sources: dict[str, list[torch.Tensor]] = {}
@@ -176,7 +177,7 @@ class Reshard:
         try:
             if refusal is not None:
                 raise refusal
-            placements.check_states(source, destination)
+            placements.check_states(source, destination, wire)
             wires = {name: placements.dtype_name(dtype) for name, dtype in wire.items()}
             given = [describe(name, v, is_destination=False) for name, v in source.items()]
             wanted = [describe(name, v, is_destination=True) for name, v in destination.items()]
@@ -314,6 +315,7 @@ class Reshard:
 
         After an error the transfer is over, on all ranks: make a new group and prepare it there.
         """
+        self._check_open()
         with self._meeting.in_step():
             self._run(timeout)
 
@@ -325,7 +327,7 @@ class Reshard:
         with torch.no_grad():
             for into, tensor in self._staged:
                 into.copy_(tensor)
-                counters.own.copy_bytes += tensor.numel() * tensor.element_size()
+                counters.own.copied(tensor.nbytes)
             meeting.post(ENTERED, self._turn)
             entered: set[int] = set()
             for copy in self._mine.copies:
@@ -369,8 +371,14 @@ class Reshard:
 
     def agree_all_done(self, number: int = 0) -> int:
         """Wait until all ranks have come here, PeerLost when one never will; the largest number that a rank has given."""
+        self._check_open()
         with self._meeting.in_step():
             return max(verdict.number for verdict in self._agree(Verdict(number=number)))
+
+    def _check_open(self) -> None:
+        """Before anybody is met: a slip of one rank is no reason to end the group for all."""
+        if self._is_closed:
+            raise ConfigError("this transfer is closed", fix="prepare a new one on all ranks")
 
     def statistics(self) -> dict[str, int | float]:
         """Runs, bytes taken from other processes, seconds in `run`, sources by way."""
@@ -387,6 +395,7 @@ class Reshard:
 
     def close(self) -> None:
         """Give up mappings and descriptors. Again is fine."""
+        self._is_closed = True
         self._memories.clear()
         self._staged.clear()
         self._open.close()

@@ -119,9 +119,6 @@ class Epochs:
             self._break_off(lost.rank, loader.PEER_LOST)
         except TimedOut:
             self._break_off(self._first_missing(), loader.TIMEOUT)
-        except BaseException:
-            self.abort()  # a signal's handler has raised: this rank leaves in the middle of a call
-            raise
         else:
             return
         verdicts.raise_for(loader.BROKEN, -1, step.call, self.place)

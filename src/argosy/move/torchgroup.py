@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,7 +22,8 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
-from argosy.errors import NoRoute
+from argosy.errors import ArgosyError, NoRoute
+from argosy.move import forks
 from argosy.move.calls import Operation
 
 Store = Any
@@ -30,6 +34,7 @@ _UNUSED_TAG = 0x6172676F
 _WATCH_SECONDS = 0.2
 # The methods' signatures in torch's stubs are not those that torch calls: types stop here.
 _ProcessGroup: Any = dist.ProcessGroup
+_Gloo: Any = c10d.ProcessGroupGloo
 
 AllGather: Any = _fsdp_api.AllGather
 ReduceScatter: Any = _fsdp_api.ReduceScatter
@@ -54,6 +59,8 @@ class Birth:
         self.store: Store = options.store
         self.rank = int(options.group_rank)
         self.size = int(options.group_size)
+        self.ranks = list(options.global_ranks_in_group) or list(range(self.size))
+        """The program's own number of each rank of the group: what people are told. Torch names none for the default group."""
         self.timeout: timedelta = options.timeout
         self.name = str(options.group_id)
 
@@ -73,8 +80,26 @@ def inner_store(store: Store, name: str) -> Store:
 
 
 def gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """A Gloo backend of its own, over a part of a store that nobody else uses."""
-    return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    """A Gloo backend of its own, over a part of a store that nobody else uses; its connections stay out of forked children."""
+    before = forks.listening()
+    options = _Gloo._Options()
+    options._devices = _devices()
+    options._threads, options._timeout = 2 * len(options._devices), timeout
+    own = forks.listening() - before
+    store.set(f"listens{rank}", json.dumps(sorted(own)))
+    backend = _Gloo(store, rank, size, options)
+    told = store.multi_get([f"listens{other}" for other in range(size) if other != rank])
+    others = {(host, port) for text in told for host, port in json.loads(text)}
+    forks.keep_to_itself(backend, forks.Ends(own, frozenset(others)))
+    return backend
+
+
+def _devices() -> list[Any]:
+    """As torch makes them: one for each interface that the user names, or its default. Each listens from the moment it is made."""
+    names = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if not names:
+        return [_Gloo.create_default_device()]
+    return [_Gloo.create_device(interface=name) for name in names.split(",")]
 
 
 def broadcast_options(root: int, timeout_seconds: float) -> Any:
@@ -85,9 +110,10 @@ def broadcast_options(root: int, timeout_seconds: float) -> Any:
     return options
 
 
-def gather_options(timeout_seconds: float) -> Any:
-    """For an all-gather of a Gloo backend."""
+def gather_options(timeout_seconds: float, *, is_async: bool = True) -> Any:
+    """For an all-gather."""
     options = c10d.AllgatherOptions()
+    options.asyncOp = is_async
     options.timeout = timedelta(seconds=timeout_seconds)
     return options
 
@@ -128,17 +154,60 @@ class Stuck(Exception):
 def wait_for(works: Sequence[Any], is_lost: Callable[[], bool]) -> None:
     """Wait for collectives of a Gloo backend; `Stuck` when somebody is lost and Gloo does not say so. RuntimeError is Gloo's own."""
     for work in works:
+        try:
+            future = work.get_future()
+        except RuntimeError:  # a reduce-scatter of Gloo has none
+            InThread(work.wait).wait(is_lost)
+            continue
         ended = threading.Event()
-        work.get_future().add_done_callback(lambda _, ended=ended: ended.set())
-        wait_watching(ended, is_lost)
+        future.add_done_callback(lambda _, ended=ended: ended.set())
+        _wait_watching(ended, is_lost)
         work.wait()
 
 
-def wait_watching(ended: threading.Event, is_lost: Callable[[], bool]) -> None:
-    """Until it is set; `Stuck` when somebody is lost and it is not set soon after."""
-    while not ended.wait(_WATCH_SECONDS):
+class InThread:
+    """Something that waits for Gloo, in a thread of its own: nothing else can leave what Gloo never ends. It stays until Gloo's timeout then."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        threading.Thread(target=self._run, name="wait for Gloo", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except (RuntimeError, ArgosyError) as failure:
+            self._failure = failure
+        self._ended.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Well or not."""
+        return self._ended.is_set()
+
+    def wait(self, is_lost: Callable[[], bool], timeout: timedelta | None = None) -> bool:
+        """Raise what it has raised, `Stuck` when somebody is lost; False when it has not ended in time."""
+        seconds = None if timeout is None else timeout.total_seconds()
+        if not _wait_watching(self._ended, is_lost, seconds):
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+
+def _wait_watching(
+    ended: threading.Event, is_lost: Callable[[], bool], seconds: float | None = None
+) -> bool:
+    """Until it is set, or for so many seconds; whether it is. `Stuck` when somebody is lost and it is not set soon after."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    slice_seconds = _WATCH_SECONDS if seconds is None else min(_WATCH_SECONDS, seconds)
+    while not ended.wait(slice_seconds):
         if is_lost() and not ended.wait(_WATCH_SECONDS):
             raise Stuck
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+    return True
 
 
 def abandon(backend: Gloo) -> None:
@@ -172,6 +241,11 @@ class GroupOverGloo(_ProcessGroup):  # type: ignore[misc]
         self.gloo._set_sequence_number_for_group()
         self._torch_name = birth.name
         self._torch_description = ""
+        self._torch_store = birth.store
+
+    def get_group_store(self) -> Store:
+        """Where the ranks find each other. Torch has a constructor that takes the store, but not for a group written in Python."""
+        return self._torch_store
 
     @property
     def group_name(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from argosy.errors import ArgosyError
 from argosy.move import kernels, torchcopies, verdicts
 from argosy.move.calls import REDUCING, Call, Kind, Operation
 from argosy.move.torchcopies import move
@@ -39,12 +40,20 @@ class TorchRoute:
 
     def run(self, call: Call, timeout_seconds: float) -> None:
         """Carry out one call; raises PeerLost, TimedOut or MismatchError."""
-        step = self._epochs.begin(call, timeout_seconds)
-        if call.is_beneath or call.kind is Kind.MEET:
+        try:
+            self._carry_out(self._epochs.begin(call, timeout_seconds))
+        except ArgosyError:
+            raise  # everybody has it, or the same verdict
+        except BaseException:
+            self.abort()  # a signal's handler has raised: this rank leaves in the middle of a call
+            raise
+
+    def _carry_out(self, step: Step) -> None:
+        if step.call.is_beneath or step.call.kind is Kind.MEET:
             self._epochs.meet(step, is_first=True)
-        elif call.kind is Kind.ALL_TO_ALL:
+        elif step.call.kind is Kind.ALL_TO_ALL:
             torchcopies.all_to_all(self._epochs, step)
-        elif call.kind in REDUCING:
+        elif step.call.kind in REDUCING:
             with torch.inference_mode():
                 self._reduction(step)
         else:

@@ -22,7 +22,7 @@ _TEXT_SECONDS = 2.0
 
 @dataclass(slots=True)
 class Place:
-    """One process's place in a segment: its index, and the group ranks of all indices."""
+    """One process's place in a segment: its index, and the program's own ranks of all indices."""
 
     segment: Segment
     index: int
@@ -57,7 +57,7 @@ def broken_error(status: int, lost: int, call: calls.Call, place: Place) -> Argo
         )
     if status == loader.TIMEOUT:
         what, count, number = place.segment.last_said(lost)
-        last = f"call {number}, {calls.describe(what, count)}" if number else "none yet"
+        last = f"call {number}, {calls.describe(what, count, call.ranks)}" if number else "none yet"
         return TimedOut(
             f"{call} in group {place.group}: rank {rank} did not come in time; its last call here: {last}",
             fix=f"see where rank {rank} is (`argosy stacks`), or give the group a longer timeout",

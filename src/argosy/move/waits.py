@@ -35,8 +35,6 @@ SPIN_SECONDS = 30e-6
 """How long a wait spins before it sleeps, where every process can have a core."""
 
 _MASK = 0xFFFF_FFFF
-_STALL_SECONDS = 50e-6
-"""Longer than anybody spins: such a wait has slept."""
 # A call into C handles no signal of Python's: it comes back this often, so that Ctrl-C and handlers work during any wait.
 _CALL_SECONDS = 0.2
 _FOREVER_NANOSECONDS = 1 << 62
@@ -114,7 +112,7 @@ def wait(
             lost = structure.lost
         now = time.monotonic()
         if status == loader.OK:
-            if now - started > _STALL_SECONDS:
+            if now - started > counters.STALL_SECONDS:
                 counters.own.stalls += 1
                 counters.own.stalled_seconds += now - started
             return

@@ -80,6 +80,9 @@ class Wire:
         try:
             work = start()  # type: ignore[operator]
             work.wait(timedelta(seconds=max(_LEAST_SECONDS, left)))
+        except PeerLost as told:
+            # The argosy backend tells the program's number of a rank; members have those of the group.
+            raise PeerLost(_rank_in(self._group, told.rank), what)
         except (RuntimeError, ValueError) as failure:
             # Backends say why in words alone.
             text = str(failure).lower()
@@ -98,3 +101,7 @@ class Wire:
             watch.register(descriptor, select.POLLIN)
         ended = [ranks[descriptor] for descriptor, _ in watch.poll(0)] if ranks else []
         return min(ended, default=None)
+
+
+def _rank_in(group: dist.ProcessGroup | None, rank: int) -> int:
+    return rank if group is None or rank < 0 else dist.get_group_rank(group, rank)

@@ -327,7 +327,7 @@ class Switchboard:
     def _drop_user(self, name: str, attempt: str) -> None:
         arena = self.arenas[name]
         arena.users.discard(attempt)
-        if not arena.users and arena.scope == "process":
+        if not arena.users and (arena.scope == "process" or broker.is_empty(arena.descriptor)):
             del self.arenas[name]
             os.close(arena.descriptor)
 

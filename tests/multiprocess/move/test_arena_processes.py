@@ -13,7 +13,7 @@ pytestmark = pytest.mark.multiprocess
 
 MODEL = """
 import os, signal, sys, torch
-from argosy.errors import ArenaGone, ConfigError
+from argosy.errors import ArenaGone, ConfigError, NoRoom
 from argosy.move import arenas
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
@@ -42,6 +42,14 @@ except ArenaGone as gone:
     assert "create it first" in gone.fix
 else:
     raise SystemExit("an arena of a dead process is still there")
+for name, size, error in (("huge", 1 << 45, NoRoom), ("a\\0b", 1 << 16, ConfigError)):
+    try:
+        arenas.create(name, size, scope="run")
+    except error:
+        continue
+    raise SystemExit(f"{name!r} was made")
+for name in ("huge", "é" * 512):
+    arenas.create(name, 1 << 16).close()
 arena.seal()
 with arenas.open("state") as reader:
     assert reader.is_reader

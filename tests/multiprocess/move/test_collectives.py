@@ -20,6 +20,8 @@ SPLIT = (
     "case_an_average_beside_a_sum_is_a_mismatch",
     "case_halves_are_rounded_once_in_every_reduction",
     "case_a_mismatch_leaves_the_group_usable_on_all_hosts",
+    "case_bytes_are_counted_where_they_go",
+    "case_waits_for_another_host_are_stalls",
 )
 # (file of cases, ranks, whether with native code); one start of Python each
 STARTS = {

@@ -22,7 +22,7 @@ from argosy.errors import (  # noqa: E402
     PeerLost,
     TimedOut,
 )
-from argosy.move import arenas, bundles, commits, placements, reshard  # noqa: E402
+from argosy.move import arenas, bundles, commits, groups, placements, reshard  # noqa: E402
 from argosy.move.meetings import ENTERED  # noqa: E402
 from argosy.move.placements import Pieces  # noqa: E402
 
@@ -34,12 +34,12 @@ SECONDS = 60.0
 def ranks(forked):
     """Run `body(rank)` in forks that form a group; what each returned or raised, or how it ended."""
 
-    def run(size, body, name="job"):
+    # Resharding needs a group's store alone: a backend without connections starts at once.
+    def run(size, body, name="job", backend="fake"):
         def join(rank, directory):
             torch.set_num_threads(1)
             store = dist.FileStore(str(directory / "store"), size)
-            # Resharding needs a group's store alone: a backend without connections starts at once.
-            dist.init_process_group("fake", store=store, rank=rank, world_size=size)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
         return forked(size, lambda rank, _: body(rank), join, name)
 
@@ -113,8 +113,9 @@ def every_layout(rank):
     return checked
 
 
-def test_dtensors_move_between_all_meshes_and_placements(ranks):
-    results = ranks(4, every_layout)
+@pytest.mark.parametrize("backend", ["fake", groups.NAME])
+def test_dtensors_move_between_all_meshes_and_placements(ranks, backend):
+    results = ranks(4, every_layout, backend=backend)
     assert [one.get("leaked") for one in results] == [0, 0, 0, 0], results
     assert sum(one["result"] for one in results) == len(SHAPES) * sum(
         torch.tensor(new).numel() for _, _, new, _ in LAYOUTS
@@ -220,6 +221,7 @@ def refusals(rank):
         "expanded destination": (good, {"destination": {"w": torch.zeros(1, 1).expand(8, 4)}}),
         "shared memory": (good, {"destination": {"w": good["w"].to_local().view(2, 8)}}),
         "name": ({"v": good["w"]}, {}),
+        "key that is no text": (good if rank else good | {0: torch.zeros(1)}, {}),
     }
     raised = {}
     for name, (source, more) in bad.items():
@@ -250,6 +252,7 @@ def test_bad_input_is_refused_on_every_rank_and_leaves_the_destination_untouched
         "expanded destination": ("ConfigError", "share memory"),
         "shared memory": ("MismatchError", "shape"),
         "name": ("MismatchError", "no tensor 'w'"),
+        "key that is no text": ("ConfigError", "the source has 0 for a name"),
     }
     for raised in (first, second):
         assert raised.keys() == wanted.keys(), raised
@@ -340,12 +343,15 @@ def from_a_trainer_to_a_server(rank):
             with commits.BundleTransfer(
                 found if rank == 0 else {}, committed, timeout=SECONDS
             ) as transfer:
+                assert transfer.plan.bytes == transfer.plan.lower_bound > 0
+                assert "weight//exp_avg" in transfer.plan.explain()
                 for _ in range(2):
                     if rank == 0:
                         train()
                     version = transfer.run()
                     if rank == 1:
                         seen.append([version, committed.snapshot("bias")[1].scalars["step"]])
+                assert transfer.statistics()["num_runs"] == 2
         return [before, seen]
 
 
@@ -363,11 +369,30 @@ def refused_by_one_rank(rank):
         commits.BundleTransfer(source, committed, timeout=SECONDS)
 
 
-def test_bundles_go_from_one_rank_to_another_with_the_step_of_that_moment(ranks):
-    first, second = ranks(2, from_a_trainer_to_a_server)
+@pytest.mark.parametrize("backend", ["fake", groups.NAME])
+def test_bundles_go_from_one_rank_to_another_with_the_step_of_that_moment(ranks, backend):
+    first, second = ranks(2, from_a_trainer_to_a_server, backend=backend)
     assert first["result"] == [None, []], first
     steps = [[1, 2.0], [2, 3.0], [3, 4.0], [4, 5.0]]
     assert second["result"] == [{"step": 1.0}, steps], second
+
+
+def one_runs_what_it_has_closed(rank):
+    """The slip of one rank is refused there, and the group goes on."""
+    source, destination = {"w": torch.ones(4)}, {"w": torch.zeros(4)}
+    prepared = reshard.prepare(source if rank else {}, {} if rank else destination, timeout=SECONDS)
+    prepared.run()
+    prepared.close()
+    if rank == 0:
+        for call in (prepared.run, prepared.agree_all_done):
+            with pytest.raises(ConfigError, match="is closed"):
+                call()
+    reshard.reshard(source if rank else {}, {} if rank else destination, timeout=SECONDS)
+    return destination["w"].sum().item()
+
+
+def test_a_transfer_that_is_run_after_its_end_is_refused_and_the_group_goes_on(ranks):
+    assert [one.get("result", one) for one in ranks(2, one_runs_what_it_has_closed)] == [4, 0]
 
 
 def after_a_missed_flip(rank):

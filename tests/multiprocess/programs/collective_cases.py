@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from argosy.errors import ConfigError, NoRoute
+from argosy.errors import ConfigError, MismatchError, NoRoute
 
 COUNTS = (0, 1, 5, 1000, 70_001, 1_300_000)
 DTYPES = (
@@ -81,6 +81,25 @@ def case_integers_have_no_average_and_bits_go_to_gloo(rank, size):
     flags = torch.tensor([rank == 0])
     dist.broadcast(flags, 0)
     assert flags.item() is True
+
+
+def case_reductions_without_a_kernel_are_those_of_gloo(rank, size):
+    for dtype, operation, wanted in (
+        (torch.complex64, dist.ReduceOp.SUM, torch.full((3,), size + 0j)),
+        (torch.int64, dist.ReduceOp.BOR, torch.full((3,), (1 << size) - 1)),
+        (torch.bool, dist.ReduceOp.SUM, torch.tensor([True] * 3)),
+    ):
+        own = 1 << rank if operation == dist.ReduceOp.BOR else 1
+        given = torch.full((3 * size,), own, dtype=dtype)
+        output = torch.zeros(3, dtype=dtype)
+        dist.reduce_scatter_single(output, given, operation)
+        assert torch.equal(output, wanted), dtype
+        column = torch.zeros(3, 2, dtype=dtype)[:, 1]
+        dist.reduce_scatter(column, list(given.chunk(size)), operation)
+        assert torch.equal(column, wanted), dtype
+        column = torch.full((3, 2), own, dtype=dtype)[:, 1]
+        dist.reduce(column, size - 1, operation)
+        assert rank != size - 1 or torch.equal(column, wanted), dtype
 
 
 def case_broadcast_and_reduce_serve_every_root(rank, size):
@@ -162,11 +181,14 @@ def case_all_to_all_takes_equal_and_unequal_parts(rank, size):
     assert torch.equal(
         output, torch.cat([torch.full((takes[a], 3), float(10 * a + rank)) for a in range(size)])
     )
-    outputs = [torch.empty(4) for _ in range(size)]
-    dist.all_to_all(outputs, [torch.full((4,), float(10 * rank + b)) for b in range(size)])
-    assert all(
-        torch.equal(o, torch.full((4,), float(10 * a + rank))) for a, o in enumerate(outputs)
-    )
+    for dtype in (torch.float32, torch.uint16, torch.complex64):
+        outputs = [torch.empty(1 + a, dtype=dtype) for a in range(size)]
+        given = [torch.full((1 + rank,), 10 * rank + b).to(dtype) for b in range(size)]
+        dist.all_to_all(outputs, given)
+        assert all(
+            torch.equal(o, torch.full((1 + a,), 10 * a + rank).to(dtype))
+            for a, o in enumerate(outputs)
+        )
 
 
 def case_asynchronous_calls_keep_their_order_and_fulfil_futures(rank, size):
@@ -265,6 +287,19 @@ def case_subgroups_work_and_leave_nothing(rank, size):
     dist.barrier()
 
 
+def case_a_mismatch_in_a_subgroup_names_ranks_as_the_program_does(rank, size):
+    first, second = size - 2, size - 1
+    group = dist.new_group([first, second])
+    if rank in (first, second):
+        with pytest.raises(MismatchError) as caught:
+            dist.broadcast(torch.zeros(2 if rank == first else 3), second, group=group)
+        for member, count in ((first, 2), (second, 3)):
+            line = f"rank {member}: broadcast of {count} x float32, root {second}, shape ({count},)"
+            assert line in str(caught.value), caught.value
+        dist.destroy_process_group(group)
+    dist.barrier()
+
+
 def case_tensors_in_pieces_are_copied_and_bad_ones_refused(rank, size):
     grid = torch.zeros(50, 40)
     column = grid[:, ::2]
@@ -272,6 +307,15 @@ def case_tensors_in_pieces_are_copied_and_bad_ones_refused(rank, size):
     dist.all_reduce(column)
     assert (column == sum(range(size))).all()
     assert (grid[:, 1::2] == 0).all()
+    column = torch.zeros(size, 2)[:, 1]
+    dist.all_to_all_single(column, torch.full((size, 2), float(rank))[:, 0])
+    assert column.tolist() == list(range(size))
+    columns = list(torch.zeros(3, size).unbind(1)) if rank == 0 else None
+    dist.gather(torch.full((3, 2), float(rank))[:, 1], columns, 0)
+    assert rank != 0 or all(columns[r].tolist() == [r] * 3 for r in range(size))
+    column = torch.zeros(3, 2)[:, 1]
+    dist.scatter(column, columns, 0)
+    assert column.tolist() == [rank] * 3
     images = ours(rank, 2 * 3 * 4 * 5).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
     dist.all_reduce(images)
     assert torch.equal(images, summed(size, 120).view(2, 3, 4, 5))
@@ -279,6 +323,12 @@ def case_tensors_in_pieces_are_copied_and_bad_ones_refused(rank, size):
         dist.all_reduce(torch.zeros(1).expand(10))
     with pytest.raises(ConfigError, match="own memory"):
         dist.all_gather([torch.zeros(3)[:]] * size, torch.zeros(3))
+    with pytest.raises(ConfigError, match="0 output tensors"):
+        dist.all_gather([], torch.zeros(3))
+    whole = torch.tensor([2, 3])
+    with pytest.raises(ConfigError, match="no avg of int64"):
+        dist.all_reduce(whole, dist.ReduceOp.AVG)
+    assert whole.tolist() == [2, 3]
     with pytest.raises(ConfigError, match="elements"):
         dist.all_gather_single(torch.zeros(3 * size + 1), torch.zeros(3))
     with pytest.raises(ConfigError, match="split sizes"):

@@ -18,12 +18,17 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import argosy.move.groups  # noqa: F401 - registers the backend
+from argosy.errors import PeerLost
+from argosy.move.fsdp import fsdp_fast_path
 
 VICTIM = int(os.environ.get("DOOMED_RANK", "1"))
+PROGRAM_LIVES = os.pipe()
 SPLIT_AT = int(os.environ.get("DOOMED_SPLIT_AT", "0"))
 """From this rank on ranks count as being on a second host; 0: all are on one."""
 
@@ -104,9 +109,64 @@ def killed_while_gloo_does_the_work(rank, size):
         dist.all_reduce(tensor, dist.ReduceOp.BOR)
 
 
+def killed_in_a_group_of_some(rank, size):
+    """Whose ranks have other numbers in it: the victim's own is told, of a message and of a collective."""
+    members = sorted({VICTIM, 1 if VICTIM == 2 else 2})
+    group = dist.new_group(members)
+    dist.barrier()
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank in members:
+        for call in (
+            lambda: dist.recv(torch.zeros(3), VICTIM, group=group),
+            lambda: dist.recv(torch.zeros(3), group=group),
+            lambda: dist.all_reduce(torch.zeros(3), group=group),
+        ):
+            with pytest.raises(PeerLost, match=f"rank {VICTIM} has ended") as caught:
+                call()
+            assert caught.value.rank == VICTIM
+    dist.all_reduce(torch.zeros(10))
+
+
+def killed_while_a_child_of_it_lives(rank, size):
+    """As a worker of a DataLoader may: it has copies of all descriptors of its parent."""
+    dist.barrier()
+    if rank == VICTIM:
+        leave_a_child()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(10))
+
+
+def killed_before_its_message_while_a_child_of_it_lives(rank, size):
+    dist.barrier()
+    if rank == VICTIM:
+        leave_a_child()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(torch.zeros(10), VICTIM)
+
+
+def leave_a_child():
+    """It ends with this program, when nobody has the other end of the pipe any more."""
+    if os.fork() == 0:
+        os.close(PROGRAM_LIVES[1])
+        os.read(PROGRAM_LIVES[0], 1)
+        os._exit(0)
+
+
 def killed_under_ddp(rank, size):
     """The error comes out of backward(), through torch's C++ code."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(50, 50))
+    for index in range(5):
+        if rank == VICTIM and index == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.ones(2, 50)).sum().backward()
+
+
+def killed_under_fsdp(rank, size):
+    """In the fast path: what is told is FSDP's call, not how its ranks meet."""
+    model = torch.nn.Linear(50, 50)
+    fully_shard(model)
+    fsdp_fast_path(model)
     for index in range(5):
         if rank == VICTIM and index == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -195,6 +255,34 @@ def interrupted(rank, size):
         dist.all_reduce(torch.zeros(10))
 
 
+def interrupted_early(rank, size):
+    """Ctrl-C in the first moments of a wait; the call is made once more, as if it had not been begun."""
+    store, tensor = dist.group.WORLD.get_group_store(), torch.ones(10)
+    if rank == VICTIM:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            dist.all_reduce(tensor)
+        except KeyboardInterrupt:
+            store.set("interrupted", "1")
+    elif rank == 0:
+        store.wait(["interrupted"])
+    dist.all_reduce(tensor)
+
+
+def killed_before_a_group_is_made(rank, size):
+    dist.barrier()
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.new_group(list(range(size)))
+
+
+def absent_when_a_group_is_made(rank, size):
+    if rank == VICTIM:
+        threading.Event().wait(60)  # ended by the parent
+    dist.new_group(list(range(size)), timeout=timedelta(seconds=0.7))
+
+
 def member(fate, rank, size, store):
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -214,7 +302,7 @@ def member(fate, rank, size, store):
     except BaseException as failure:
         said |= {"error": type(failure).__name__, "text": str(failure), "at": time.monotonic()}
         said["lost"] = getattr(failure, "rank", None)
-    if dist.is_initialized():
+    if dist.is_initialized() and fate != "absent_when_a_group_is_made":
         try:
             group.allreduce([torch.zeros(1)]).wait()
         except Exception as failure:
@@ -277,7 +365,7 @@ def main() -> int:
 
 
 def waits_for_ever(fate, rank):
-    if fate == "stopped_rank":
+    if fate in ("stopped_rank", "absent_when_a_group_is_made"):
         return rank == VICTIM
     return fate in ("interrupted", "aborted_from_another_thread") and rank == 0
 

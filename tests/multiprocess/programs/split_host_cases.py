@@ -9,6 +9,7 @@ import torch.distributed as dist
 from collective_cases import *  # noqa: F403
 
 from argosy.errors import MismatchError
+from argosy.move import counters
 
 # Between hosts the order of additions is another one: inside each host first.
 del case_halves_are_added_in_single_precision_with_equal_bits_on_all_ranks  # noqa: F821
@@ -62,6 +63,33 @@ def case_a_mismatch_leaves_the_group_usable_on_all_hosts(rank, size):
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [size] * 3
+
+
+def case_bytes_are_counted_where_they_go(rank, size):
+    """Two ranks here, one there: only first ranks use Gloo, and a rank alone no shared memory."""
+    before = counters.snapshot()
+    dist.all_reduce(torch.zeros(1000))
+    added = counters.own.since(before)
+    is_first, is_alone = rank in (0, 2), rank == 2
+    assert (added["shared_memory_bytes"] >= 4000) == (not is_alone), added
+    assert added["shared_memory_calls"] == int(not is_alone), added
+    assert (4000 <= added["gloo_bytes"] < 5000) == is_first, added
+    assert added["gloo_calls"] == int(is_first), added
+
+
+def case_waits_for_another_host_are_stalls(rank, size):
+    store = dist.group.WORLD.get_group_store()
+    before = counters.snapshot()
+    if rank == 2:
+        store.wait(["the others wait"])
+    else:
+        started = dist.all_reduce(torch.zeros(10), async_op=True)
+        if rank == 0:
+            store.set("the others wait", "1")
+        started.wait()
+    if rank == 2:
+        dist.all_reduce(torch.zeros(10))
+    assert rank != 0 or counters.own.since(before)["stalls"] > 0
 
 
 def prepare(rank, size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from argosy.checkpoint import Checkpointer
 from argosy.move import counters
 from argosy.move.fsdp import fsdp_fast_path
 from argosy.move.groups import ArgosyGroup
@@ -170,8 +172,22 @@ def case_checkpoints(rank, size):
         assert torch.equal(value.full_tensor(), wanted[key])
     dist.barrier()
     if rank == 0:
-        import shutil
+        shutil.rmtree(name[0])
 
+
+def case_checkpoints_of_our_own(rank, size):
+    name = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(name, 0)
+    model = sharded(dist.group.WORLD)
+    wanted = train(model, rank, steps=1)
+    with Checkpointer(name[0]) as checkpointer:
+        checkpointer.save(1, {"model": model})
+        other = sharded(dist.group.WORLD)
+        assert checkpointer.load({"model": other}).step == 1
+    for found, value in zip(other.parameters(), wanted, strict=True):
+        assert torch.equal(found.full_tensor(), value)
+    dist.barrier()
+    if rank == 0:
         shutil.rmtree(name[0])
 
 

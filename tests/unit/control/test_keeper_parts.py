@@ -71,7 +71,7 @@ def test_arenas_are_released_with_their_last_user_or_with_the_run():
     arenas.announce = lambda frame, fds: told.append((frame["type"], frame["name"]))
     arenas.create("r", "p", 4096, "process", "a")
     arenas.open("r", "p", "b")
-    arenas.create("r", "k", 4096, "run", "a")
+    os.pwrite(arenas.create("r", "k", 4096, "run", "a").fd, b"1", 0)
     arenas.user_ended("r", "a")
     assert {entry["name"] for entry in arenas.listing()} == {"p", "k"}
     arenas.user_ended("r", "b")
@@ -81,6 +81,24 @@ def test_arenas_are_released_with_their_last_user_or_with_the_run():
     assert told[-2:] == [("unhold", "r/p"), ("unhold", "r/k")]
     with pytest.raises(ArenaError):
         arenas.open("r", "k", "a")
+
+
+def test_a_name_is_free_again_when_nobody_has_memory_under_it():
+    arenas = Arenas()
+    arenas.create("r", "huge", 1 << 45, "run", "a")
+    arenas.open("r", "huge", "b")
+    arenas.release("r", "huge", "a")
+    assert [entry["users"] for entry in arenas.listing()] == [["b"]]
+    arenas.release("r", "huge", "b")
+    assert arenas.create("r", "huge", 4096, "run", "a").size == 4096
+    arenas.run_ended("r")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "é" * 512, "\udc80"])
+def test_every_name_of_an_arena_has_a_label(name):
+    arenas = Arenas()
+    assert arenas.create("r", name, 4096, "run", "a") is arenas.open("r", name, "b")
+    arenas.run_ended("r")
 
 
 def test_an_adopted_arena_keeps_its_name_and_run():

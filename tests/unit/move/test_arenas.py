@@ -145,6 +145,7 @@ def test_several_are_made_together_or_not_at_all(arena):
         (((4, 4), torch.float32, "x", (1, 2)), "one place"),
         (((2, -3),), "sizes from 0"),
         (((2, 3), torch.float32, "x", (1,)), "strides"),
+        (((4.7,),), "whole numbers"),
         (((2,), torch.float32, "there"), "already"),
     ],
 )
@@ -252,6 +253,10 @@ def test_the_same_name_is_the_same_arena_unless_size_or_scope_differ(arena):
         ("n" * 600, 1, "run"),
         ("n", 0, "run"),
         ("n", 1, "x"),
+        ("a\0b", 1, "run"),
+        (b"n", 1, "run"),
+        ("n", 4.5, "run"),
+        ("n", "1", "run"),
     ):
         with pytest.raises(ConfigError):
             arenas.create(name, size, scope=scope)
@@ -294,6 +299,12 @@ def test_memory_of_another_kind_run_or_layout_is_refused(arena, monkeypatch):
     for descriptor in (plain, os.memfd_create("argosy-empty")):
         with pytest.raises(ArenaGone):
             arenas.attach(descriptor)
+    with open(os.devnull) as other:
+        number = os.dup(other.fileno())
+    with pytest.raises(ArenaGone, match="no memfd"):
+        arenas.attach(number)
+    with pytest.raises(ArenaGone, match="Bad file descriptor"):
+        arenas.attach(number)
     for change in ({"LAYOUT": 2}, {"_MAGIC": 1}):
         for name, value in change.items():
             monkeypatch.setattr(directory, name, value)
@@ -405,6 +416,14 @@ def test_a_size_beyond_any_host_is_no_room():
         arenas.create("endless", 1 << 55)
     with pytest.raises(NoRoom):
         arenas.create("beyond", 1 << 70)
+
+
+def test_a_name_is_free_again_after_there_was_no_room(monkeypatch):
+    with pytest.raises(NoRoom):
+        arenas.create("huge", 1 << 45, scope="run")
+    with arenas.create("huge", 1 << 16, scope="run") as arena:
+        assert arena.size == 1 << 16
+    arenas.release("huge")
 
 
 def test_the_kernel_refusing_pages_is_no_room(monkeypatch):

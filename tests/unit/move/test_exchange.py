@@ -19,11 +19,12 @@ from argosy.errors import (
     RoundOver,
     TimedOut,
 )
-from argosy.move import arenas, exchange, trees
+from argosy.move import arenas, counters, exchange, trees
 from argosy.move.gathered import total, values_of
 from argosy.move.layout import Layout, Parameter
 from argosy.move.rounds import Round
 from argosy.move.trees import Node
+from argosy.native import loader
 
 names = itertools.count()
 FIRST = Round(0, 0)
@@ -205,8 +206,32 @@ def test_a_slot_is_not_given_away_while_its_writer_has_not_entered_the_generatio
 
 def test_another_layout_is_refused(make):
     make(layout_of(), name="unit-other")
-    with pytest.raises(MismatchError, match="another layout"):
-        make(layout_of(terms=("lost",)), name="unit-other")
+    for other in (layout_of(terms=("lost",)), layout_of(lanes=64)):
+        with pytest.raises(MismatchError, match="another layout"):
+            make(other, name="unit-other")
+
+
+def test_a_process_that_swaps_words_in_another_way_is_refused(make, monkeypatch):
+    if loader.library() is None:
+        pytest.skip("there is no native code")
+    make(name="unit-ways")
+    monkeypatch.setenv(loader.SWITCH, "0")
+    loader.forget()
+    try:
+        with pytest.raises(MismatchError, match="this process has no native code"):
+            make(name="unit-ways")
+    finally:
+        monkeypatch.undo()
+        loader.forget()
+    make(name="unit-ways", enter=False)  # it left nothing behind
+
+
+def test_a_claim_is_published_once(make):
+    opened = make()
+    claim = opened.claim(FIRST, Node(0, 2))
+    opened.publish(claim)
+    with pytest.raises(ConfigError, match="lanes 0 to 1 was published or released before"):
+        opened.publish(claim)
 
 
 def test_votes_are_in_page_order_and_show_what_is_not_finite(make):
@@ -257,7 +282,10 @@ def test_pages_that_do_not_follow_one_another_are_added_alone(make):
     publish(opened, FIRST, Node(2, 2))
     gathered, partials, whole = sums(opened, FIRST)
     out = torch.full((opened.layout.num_elements,), 7.0)
+    before, read = counters.snapshot(), opened.statistics()["read_bytes"]
     assert opened.reduce(gathered, [2, 0], out) == [partials[2], partials[0]]
+    added = counters.own.since(before)["shared_memory_bytes"]
+    assert added == opened.statistics()["read_bytes"] - read > 0
     start, stop = opened.layout.bounds(1)
     assert (out[start:stop] == 7.0).all()
     for page in (0, 2):

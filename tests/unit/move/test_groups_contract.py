@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import os
 from datetime import timedelta
 
 import pytest
@@ -13,7 +14,7 @@ from torch._C import _distributed_c10d as c10d
 
 import argosy.move.groups as groups
 from argosy.errors import NoRoute
-from argosy.move import segment, torchgroup
+from argosy.move import forks, segment, torchgroup
 from argosy.move.calls import Operation
 
 
@@ -30,6 +31,9 @@ def test_the_options_of_a_new_group_carry_what_a_birth_needs():
     options.timeout, options.group_id = timedelta(seconds=5), "7"
     birth = torchgroup.Birth(options)
     assert (birth.rank, birth.size, birth.name) == (1, 3, "7")
+    assert birth.ranks == [0, 1, 2]  # torch names none for the default group
+    options.global_ranks_in_group = [4, 5, 9]
+    assert torchgroup.Birth(options).ranks == [4, 5, 9]
     assert birth.timeout == timedelta(seconds=5)
 
 
@@ -54,28 +58,27 @@ def test_every_collective_of_torch_is_defined_under_its_own_name(name):
     assert name in vars(groups.ArgosyGroup)
 
 
-def test_gloo_has_the_methods_that_calls_fall_through_to():
-    for name in (
-        "allreduce",
-        "reduce",
-        "allgather",
-        "_allgather_base",
-        "gather",
-        "scatter",
-        "reduce_scatter",
-    ):
-        assert callable(getattr(dist.ProcessGroupGloo, name)), name
-    for name in (
-        "_reduce_scatter_base",
-        "alltoall_base",
-        "alltoall",
-        "barrier",
-        "broadcast",
-        "send",
-        "recv",
-        "shutdown",
-    ):
-        assert callable(getattr(dist.ProcessGroupGloo, name)), name
+@pytest.mark.parametrize(
+    "name",
+    [
+        "allreduce", "reduce", "reduce_scatter", "allgather", "gather", "scatter", "alltoall_base", "broadcast", "send", "recv",
+        "recv_anysource",
+        "shutdown", "set_timeout", "_set_sequence_number_for_group",
+    ],
+)  # fmt: skip
+def test_gloo_has_the_methods_that_calls_fall_through_to(name):
+    assert callable(getattr(dist.ProcessGroupGloo, name))
+
+
+def test_a_backend_is_made_of_devices_that_listen_and_stays_out_of_children():
+    before = forks.listening()
+    backend = torchgroup.gloo(dist.HashStore(), 0, 1, timedelta(seconds=7))
+    assert backend.options._timeout == timedelta(seconds=7)
+    assert backend.options._threads == 2 * len(backend.options._devices)
+    ends = forks._ends[backend]
+    assert ends.own == forks.listening() - before
+    assert len(ends.own) == len(backend.options._devices) > 0
+    assert all(not os.get_inheritable(one) for one in forks._descriptors_of(ends))
 
 
 def test_options_tell_operation_root_timeout_and_whether_to_wait():

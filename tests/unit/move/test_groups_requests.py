@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d as c10d
 
 import argosy.move.groups  # noqa: F401 - registers the backend
 from argosy.errors import ArenaGone, ConfigError, NoRoute, PeerLost, TimedOut
-from argosy.move import arguments, callsites, segment, verdicts, works
+from argosy.move import arguments, callsites, counters, hosts, segment, verdicts, works
 from argosy.move.calls import Call, Kind, Operation, can_reduce, describe
 from argosy.move.works import Turns
 from argosy.native import loader
@@ -23,6 +23,7 @@ def test_calls_describe_themselves_for_people():
     call = Call(Kind.ALL_REDUCE, torch.bfloat16, 12, operation=Operation.AVG)
     assert str(call) == "all_reduce(avg) of 12 x bfloat16"
     assert str(Call(Kind.BROADCAST, torch.bool, 3, root=2)) == "broadcast of 3 x bool, root 2"
+    assert str(Call(Kind.BROADCAST, torch.bool, 3, root=1, ranks=[4, 9])).endswith("root 9")
     assert str(Call(Kind.MEET, torch.uint8, 0)) == "barrier"
     assert str(Call(Kind.ALL_TO_ALL, torch.int8, 0)) == "all_to_all of int8"
 
@@ -47,6 +48,27 @@ def test_kernels_know_their_dtypes():
     assert not can_reduce(torch.complex64, Operation.SUM)
 
 
+def test_what_neither_a_kernel_nor_gloo_reduces_is_refused_before_anything_is_written():
+    average, bits = (Operation.AVG, 1.0), (Operation.BAND, 1.0)
+    for dtype, operation in (
+        (torch.int64, average),
+        (torch.bool, average),
+        (torch.complex64, (Operation.MAX, 1.0)),
+        (torch.uint16, (Operation.SUM, 1.0)),
+        (torch.float8_e4m3fn, (Operation.SUM, 1.0)),
+        (torch.float32, bits),
+        (torch.int16, bits),
+    ):
+        name = str(dtype).removeprefix("torch.")
+        with pytest.raises(ConfigError, match=f"no {operation[0].name.lower()} of {name}"):
+            arguments.in_place(Kind.ALL_REDUCE, [torch.zeros(2, dtype=dtype)], operation)
+        output, given = torch.zeros(2, dtype=dtype), torch.zeros(4, dtype=dtype)
+        with pytest.raises(ConfigError, match=f"reduce_scatter: there is no .* of {name}"):
+            arguments.scatter_single(output, given, operation, 2)
+    with pytest.raises(ConfigError, match="max of sparse tensors"):
+        arguments.in_place(Kind.ALL_REDUCE, [torch.eye(2).to_sparse()], (Operation.MAX, 1.0))
+
+
 def test_requests_without_a_kernel_go_beneath():
     assert arguments.in_place(Kind.ALL_REDUCE, [torch.zeros(3, dtype=torch.bool)]).is_beneath
     assert arguments.in_place(Kind.ALL_REDUCE, [torch.eye(2).to_sparse()]).is_beneath
@@ -64,6 +86,17 @@ def test_pieces_are_exchanged_in_copies_and_copied_back():
     request.finish()
     assert torch.equal(grid[:, 1], torch.full((4,), 7.0))
     assert grid.sum() == 28
+
+
+def test_copies_of_pieces_are_counted():
+    before = counters.snapshot()
+    grid = torch.zeros(4, 4)
+    arguments.in_place(Kind.ALL_REDUCE, [grid])
+    assert counters.own.since(before)["copies"] == 0
+    arguments.in_place(Kind.ALL_REDUCE, [grid[:, 1]]).finish()
+    arguments.outgoing([grid[:, 2]])
+    added = counters.own.since(before)
+    assert (added["copies"], added["copy_bytes"]) == (3, 48)
 
 
 def test_a_lazy_negative_is_exchanged_as_what_it_says():
@@ -88,6 +121,10 @@ def test_a_lazy_negative_is_exchanged_as_what_it_says():
         (lambda: arguments.gather_single(torch.zeros(5), torch.zeros(2), 2), ConfigError, "5 elements"),
         (lambda: arguments.gather_single(torch.zeros(4), torch.zeros(2).int(), 2), ConfigError, "dtypes"),
         (lambda: arguments.gather_list(Kind.GATHER, [torch.zeros(2)], torch.zeros(2), 2), ConfigError, "1 output"),
+        (lambda: arguments.gather_list(Kind.ALL_GATHER, [], torch.zeros(2), 2), ConfigError, "0 output tensors for 2 ranks"),
+        (lambda: arguments.gather_list(Kind.GATHER, [], torch.zeros(2), 2), ConfigError, "0 output tensors for 2 ranks"),
+        (lambda: arguments.gather_list(Kind.GATHER, [torch.zeros(2, device="meta")] * 2, torch.zeros(2), 2), NoRoute, "meta"),
+        (lambda: arguments.pairs([torch.zeros(2)], []), ConfigError, "0 inputs and 1 outputs"),
         (lambda: arguments.scatter_list(torch.zeros(2), [torch.zeros(3)] * 2, (Operation.SUM, 1.0), 2), ConfigError, "3 elements"),
         (lambda: arguments.scatter(torch.zeros(2), [], root=0, is_root=True, size=2), ConfigError, "0 input tensors"),
         (lambda: arguments.exchange_single(torch.zeros(3), torch.zeros(3), ([], []), 2), ConfigError, "3 rows"),
@@ -100,9 +137,40 @@ def test_bad_arguments_are_refused_with_their_values(make, error, text):
         make()
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda memory: [memory[0:4], memory[2:6]],
+        lambda memory: [memory[0:8:2], memory[1:5]],
+    ],
+)
+def test_outputs_that_share_some_memory_are_refused(cut):
+    with pytest.raises(ConfigError, match="output 1 shares memory"):
+        arguments.gather_list(Kind.ALL_GATHER, cut(torch.zeros(16)), torch.zeros(4), 2)
+
+
+def test_outputs_that_lie_between_each_other_are_taken():
+    columns = list(torch.zeros(4, 3).unbind(1))
+    request = arguments.gather_list(Kind.ALL_GATHER, columns, torch.zeros(4), 3)
+    assert len(request.copies_back) == 3
+
+
 def test_the_call_site_is_outside_torch_and_this_package():
     assert "test_groups_requests.py" in callsites.find()
     assert "in test_the_call_site" in callsites.find()
+
+
+def test_a_deprecated_name_of_a_collective_is_not_its_call_site(alone, monkeypatch):
+    seen = []
+    plain = alone.__class__.all_gather_single
+    monkeypatch.setattr(
+        alone.__class__,
+        "all_gather_single",
+        lambda *given, **more: seen.append(callsites.find(2)) or plain(*given, **more),
+    )
+    with pytest.warns(FutureWarning):
+        dist.all_gather_into_tensor(torch.zeros(2), torch.ones(2))
+    assert seen[0].endswith("in test_a_deprecated_name_of_a_collective_is_not_its_call_site"), seen
 
 
 def test_a_thread_without_a_frame_of_the_program_has_no_call_site():
@@ -184,6 +252,12 @@ def test_segments_of_other_versions_and_groups_are_refused():
         _ = made.memory
 
 
+def test_more_ranks_of_a_host_than_a_segment_holds_are_refused_when_the_group_is_made():
+    hosts.check_sizes([list(range(256)), [256]], "7")
+    with pytest.raises(ConfigError, match="group 7 has 257 ranks on one host, of at most 256"):
+        hosts.check_sizes([[0], list(range(1, 258))], "7")
+
+
 def test_the_verdict_names_the_missing_rank_with_its_last_call():
     made = segment.Segment.create(2, 8192, is_native=True)
     place = verdicts.Place(made, 0, [4, 9], "g")
@@ -258,13 +332,13 @@ def test_tensors_of_a_coalesced_call_stay_apart_when_gloo_does_it(alone):
     assert (first.tolist(), second.tolist()) == ([1, 6], [8, 0])
 
 
-def test_tensors_without_a_kernel_do_not_take_the_others_along(alone):
+def test_a_call_that_is_refused_for_one_tensor_writes_to_none(alone):
     grid = torch.arange(4.0).view(2, 2)
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp = c10d._make_nccl_premul_sum(2.0)
-    with pytest.raises(RuntimeError):  # Gloo has none either
-        alone.allreduce_coalesced([grid[:, 0], torch.tensor([3])], options).wait()
-    assert grid.tolist() == [[0, 1], [4, 3]]
+    with pytest.raises(ConfigError, match="no premul_sum of int64"):
+        alone.allreduce_coalesced([grid, torch.tensor([3])], options).wait()
+    assert grid.tolist() == [[0, 1], [2, 3]]
 
 
 def test_tensors_of_inference_mode_are_filled_by_the_groups_thread(alone):

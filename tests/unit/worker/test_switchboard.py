@@ -155,6 +155,7 @@ def test_arenas_are_shared_and_live_as_long_as_their_scope_says(connect, board):
     assert set(board.arenas) == {"run", "process"}
     assert other.ask(type="arena_release", name="process")["ok"]
     assert set(board.arenas) == {"run"}
+    assert other.ask(type="arena_create", name="without memory", size=4096, scope="run")["ok"]
     board.dismiss("b")
     assert set(board.arenas) == {"run"}
 

@@ -72,8 +72,10 @@ class Arenas:
         if arena is None:
             if sum(1 for key in self._by_name if key[0] == run) >= _MOST_ARENAS_PER_RUN:
                 raise ArenaError(f"run {run} has {_MOST_ARENAS_PER_RUN} arenas already")
+            # The kernel takes at most 249 bytes and none that is zero; the label is for people who look at /proc alone.
+            label = f"argosy:{name}".encode(errors="replace")[:200].decode(errors="ignore")
             try:
-                arena = Arena(run, name, size, scope, arena_memfd(f"argosy:{name}", size))
+                arena = Arena(run, name, size, scope, arena_memfd(label.replace("\0", "_"), size))
             except OSError as error:
                 raise ArenaError(f"arena {name!r} of {size} bytes: {error.strerror}")
             self._by_name[run, name] = arena
@@ -162,7 +164,9 @@ class Arenas:
 
     def _drop_user(self, arena: Arena, user: str) -> None:
         arena.users.discard(user)
-        if not arena.users and arena.scope == "process":
+        # One without memory holds nothing: its maker could not get any, and its name must not stay taken with a size that nobody can have.
+        is_empty = os.fstat(arena.fd).st_blocks == 0
+        if not arena.users and (arena.scope == "process" or is_empty):
             self._drop(arena)
 
     def _drop(self, arena: Arena) -> None:
