@@ -16,8 +16,8 @@ from argosy.errors import ClusterError
 class Asked(ControllerClient):
     """Answers what it is told to, errors too."""
 
-    def __init__(self, cluster, *answers):
-        super().__init__(cluster, return_seconds=0.05)
+    def __init__(self, cluster, *answers, return_seconds=60.0):
+        super().__init__(cluster, return_seconds=return_seconds)
         self.answers = list(answers)
 
     def ask(self):
@@ -82,7 +82,7 @@ def test_nobody_is_waited_for_who_is_dead_and_nobody_for_ever(cluster, parts):
         client.reach(client.ask)
     assert Asked(cluster, REFUSED, {"x": 1}).status() is None
     parts(agent=500.0)
-    client = Asked(cluster, ABSENT)
+    client = Asked(cluster, ABSENT, return_seconds=0.05)
     with pytest.raises(ClusterError, match="nobody listens"):
         client.reach(client.ask)
 
