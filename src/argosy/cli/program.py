@@ -94,7 +94,8 @@ def _role(arguments: Arguments, script: str) -> dict[str, Any]:
             f"--min {arguments.get('min')} is more than -n {ranks}",
             fix=f"use --min {ranks} or less",
         )
-    _apply_restarts(role, arguments.get("restart"), is_gang)
+    if not arguments.get("service") or "restart" in arguments.options:
+        _apply_restarts(role, arguments.get("restart"), is_gang)
     if arguments.get("tty"):
         if role.get("count", 1) + role.get("spares", 0) > 1:
             raise ConfigError("--tty is for one process", fix="leave out -n, or say -n 1")

@@ -24,13 +24,15 @@ RUN_OPTIONS = (
     Option("--name NAME", "name of the run; default: the program's name"),
     Option(
         "--restart N",
-        "restarts after failures of the program; default: 3 for gangs (1 after the same error twice), else 0",
+        "restarts after failures of the program; default: 3 for gangs (1 after the same error twice), else 0; a service: always",
         kind="number",
     ),
     Option("--detach", "print the run's id and return"),
     Option("--tied", "stop the run when this command vanishes"),
     Option("--tty", "give the process a terminal (one process only); Ctrl-] detaches"),
-    Option("--service", "lives until it is stopped; implies --detach"),
+    Option(
+        "--service", "lives until it is stopped: started again whenever it ends; implies --detach"
+    ),
     Option(
         "--set KEY=VALUE",
         "change one field of the script's config, or of the spec: roles.train.count=4",

@@ -145,10 +145,17 @@ def _struct_in(type_: Any) -> tuple[Any, bool]:
     return None, False
 
 
+def _choices(hint: Any) -> list[str]:
+    """The words of a Literal, also of one that may be left out."""
+    if typing.get_origin(hint) is typing.Literal:
+        return list(map(str, typing.get_args(hint)))
+    return [word for below in typing.get_args(hint) for word in _choices(below)]
+
+
 def _type_fix(what: str, struct: Any, path: str) -> str:
     if what.startswith("Invalid enum value"):
         hint = typing.get_type_hints(struct).get(path.rsplit(".", 1)[-1])
-        return f"use one of: {', '.join(map(str, typing.get_args(hint)))}"
+        return f"use one of: {', '.join(_choices(hint))}"
     if "Expected `array" in what:
         return 'write a list: ["program", "argument"]'
     if "Expected `str" in what:

@@ -36,7 +36,10 @@ class Budget(_Spec, frozen=True, kw_only=True):
     period_seconds: float = 3600.0
     """Failures older than this are forgotten."""
     no_progress: int = 3
-    """Stop after this many failures in a row without progress (no readiness, no reported step) in between; 0: never."""
+    """Stop after this many failures in a row without progress (no readiness, no reported step) in between; 0: never.
+
+    Counts only for programs that can show progress: those with a `ready` probe, or that say that they are ready or report steps.
+    """
     same_error: int = 2
     """Stop a gang after this many failures in a row with the same exception and without progress in between; 0: never."""
 
@@ -115,9 +118,10 @@ class RoleSpec(_Spec, frozen=True, kw_only=True):
     after_ready: list[str] = []
     """Roles whose processes must all be ready before."""
 
-    restart: Restart = "temporary"
-    """permanent: always; transient: after a failure; temporary: never. Gangs default to transient with budget 3."""
+    restart: Restart | None = None
+    """permanent: always; transient: after a failure; temporary: never. Default: permanent in a service, transient for gangs, else temporary."""
     budget: Budget = Budget()
+    """In a service, a role that names neither this nor `restart` is restarted without end."""
     backoff: Backoff = Backoff()
     stop_signal: str = "SIGTERM"
     grace_seconds: float | None = None
@@ -138,7 +142,7 @@ class RunSpec(_Spec, frozen=True, kw_only=True):
     strategy: Strategy = "one_for_one"
     """What a failed process takes with it when it is restarted: nothing, all roles, or the roles after it."""
     service: bool = False
-    """Lives until it is stopped; survives the client, and is never ended by idleness."""
+    """Lives until it is stopped: what ends is started again, with growing pauses; survives the client, and is never ended by idleness."""
     priority: int = 0
     """Higher runs are admitted first."""
     share: str = ""

@@ -208,7 +208,9 @@ def _heal(role: Role, broken: list[Attempt], run: str) -> Decision:
             return Decision(give_up=f"{role.name}/{cause.index} {why}; {given_up}", cause=cause.id)
         reason = f"goes on with {len(smaller)} of {len(remaining)}: {given_up}"
         return Decision(members=smaller, reason=reason)
-    row = tally.row if cause.failure in ("user", "hang") or cause.exit.is_oom else 1
+    row = role.history.row_of_kills(cause.exited_at, cause.failure)
+    if cause.failure in ("user", "hang") or cause.exit.is_oom:
+        row = tally.row
     last = max(a.exited_at for a in broken)
     key = (run, role.name, role.generation)
     which = describe_restart(role.spec, cause.failure, tally.in_period)

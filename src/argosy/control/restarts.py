@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from argosy.config.spec import Backoff, Budget, Restart, RoleSpec
+import msgspec
+
+from argosy.config.spec import Backoff, Budget, Restart, RoleSpec, RunSpec
 from argosy.control.identity import fraction
 from argosy.protocol import lastwords
 from argosy.protocol.facts import AttemptExited, FailureClass
@@ -18,13 +20,30 @@ from argosy.protocol.peerloss import is_peer_loss
 
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 NOT_READY = "not ready in time"
+WITHOUT_END = 1 << 30
+_ENDLESS = Budget(
+    user=WITHOUT_END,
+    host=WITHOUT_END,
+    hang=WITHOUT_END,
+    preemption=WITHOUT_END,
+    no_progress=0,
+    same_error=0,
+)
+# Kills from outside are no fault of the program, and it is started again at once; so many in so short a time are a loop.
+KILLS_AT_ONCE, KILLS_SECONDS = 5, 10.0
+
+
+def in_force(run: RunSpec, role: RoleSpec) -> RoleSpec:
+    """The role as it is supervised: one of a service that says nothing of restarts has no end."""
+    if not run.service or role.restart is not None:
+        return role
+    budget = _ENDLESS if role.budget == Budget() else role.budget
+    return msgspec.structs.replace(role, restart="permanent", budget=budget)
 
 
 def policy_of(role: RoleSpec) -> Restart:
     """The restart policy in force: a gang without one of its own is transient."""
-    if role.gang and role.restart == "temporary":
-        return "transient"
-    return role.restart
+    return role.restart or ("transient" if role.gang else "temporary")
 
 
 def classify(exit: AttemptExited) -> FailureClass | None:
@@ -119,6 +138,11 @@ class History:
         count = max(1, self._count(budget, at, failure))
         return Tally(count, max(1, self.row), self.fruitless, self.repeated)
 
+    def row_of_kills(self, at: float, failure: FailureClass) -> int:
+        """Kills from outside up to `at`, as failures in a row by which the next start waits."""
+        recent = sum(1 for time in self.failures.get(failure, ()) if time > at - KILLS_SECONDS)
+        return max(1, recent - KILLS_AT_ONCE)
+
     def _count(self, budget: Budget, at: float, failure: FailureClass) -> int:
         since = at - budget.period_seconds
         return sum(1 for time in self.failures.get(failure, ()) if time > since)
@@ -179,7 +203,8 @@ def why_given_up(role: RoleSpec, failure: FailureClass, tally: Tally, is_observa
 def describe_restart(role: RoleSpec, failure: FailureClass, count: int) -> str:
     """`restart 2 of 3`: which of the restarts that this class of failures may cost."""
     after = "" if failure == "user" else f" after {_FAILURES[failure]}"
-    return f"restart {count} of {getattr(role.budget, failure)}{after}"
+    allowed = getattr(role.budget, failure)
+    return f"restart {count}{f' of {allowed}' if allowed < WITHOUT_END else ''}{after}"
 
 
 def why_hopeless(exit: AttemptExited, life: Life) -> str:

@@ -16,6 +16,7 @@ from argosy.config.checks import start_order
 from argosy.control import membership
 from argosy.control.attempts import Attempt, Process, Role
 from argosy.control.faults import left_over
+from argosy.control.restarts import in_force
 from argosy.errors import InvariantError
 from argosy.protocol.facts import (
     AttemptEntered,
@@ -61,7 +62,9 @@ class RunState:
         self.submitted_seq = event.seq
         self.submitted_at = event.at
         self.keepers = keepers
-        self.roles = {name: Role.of(name, spec) for name, spec in self.spec.roles.items()}
+        self.roles = {
+            name: Role.of(name, in_force(self.spec, role)) for name, role in self.spec.roles.items()
+        }
         self.order = [self.roles[name] for name in start_order(self.spec)]
         self.attempts: dict[str, Attempt] = {}
         self.has_any_ports = any(role.ports for role in self.spec.roles.values())

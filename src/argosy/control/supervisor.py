@@ -199,9 +199,9 @@ class Supervisor(RunState):
 
     def _is_complete(self) -> bool:
         main = [role for role in self.order if role.policy != "permanent"]
-        if main:
+        if main and not self.spec.service:
             return all(role.is_finished() for role in main)
-        return all(role.is_finished() for role in self.order)  # all of them stopped by hand
+        return all(role.is_finished() for role in self.order)  # the permanent ones by hand
 
     def _wind_down(self, hard: bool, reason: str, now: float) -> list[Fact]:
         """End what is left, role by role in reverse order of start, then the run."""
@@ -383,7 +383,8 @@ class Supervisor(RunState):
         if attempt.failure == "user" or attempt.failure == "hang" or attempt.exit is None:
             row = process.history.row
         else:
-            row = max(1, process.history.row) if attempt.exit.is_oom else 1
+            row = process.history.row_of_kills(attempt.exited_at, attempt.failure or "host")
+            row = max(row, process.history.row) if attempt.exit.is_oom else row
         if attempt.end == "well":  # permanent: it came back too soon to be useful
             is_long = attempt.life(role.spec.backoff.most_seconds).is_long
             row = 1 if is_long else min(attempt.number + 1, 8)

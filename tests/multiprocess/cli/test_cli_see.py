@@ -242,3 +242,18 @@ def test_a_service_lives_without_its_client(argosy):
     argosy.wait_running(run)
     assert "alive" in argosy("down", code=69).stderr
     argosy("stop", run)
+
+
+def test_a_service_is_started_again_after_a_failure_and_after_a_kill(argosy):
+    program = "[ -e was-here ] && exec sleep 600; touch was-here; exit 3"
+    run = argosy("run", "--service", "--", "sh", "-c", program).stdout.strip()
+
+    def running_again(number):
+        return [p for p in argosy.processes(run) if p["number"] == number and p["pid"]]
+
+    (process,) = argosy.wait_until(lambda: running_again(1), "the second start")
+    os.kill(process["pid"], signal.SIGKILL)
+    argosy.wait_until(lambda: running_again(2), "the third start")
+    assert "restart 1" in argosy("events", run).stdout
+    argosy("stop", run)
+    assert argosy.wait_ended(run)["outcome"] == "stopped"

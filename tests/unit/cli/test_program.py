@@ -56,6 +56,14 @@ def test_restarts_that_were_asked_for_are_made_whatever_the_program_says():
     assert "same_error" not in program("train.py", "-n", "2").spec["roles"]["train"]["budget"]
 
 
+def test_a_service_says_nothing_of_restarts_unless_it_was_told_to():
+    for words in (["train.py"], ["train.py", "-n", "2"]):
+        (role,) = program(*words, "--service").spec["roles"].values()
+        assert "restart" not in role
+    role = program("train.py", "--service", "--restart", "2").spec["roles"]["main"]
+    assert (role["restart"], role["budget"]["user"]) == ("transient", 2)
+
+
 def test_no_restarts_means_none_of_any_kind():
     role = program("train.py", "-n", "2", "--restart", "0").spec["roles"]["train"]
     assert role["restart"] == "temporary"

@@ -4,15 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.config.spec import Backoff, Budget, RoleSpec
+from argosy.config.spec import Backoff, Budget, RoleSpec, RunSpec
 from argosy.control.restarts import (
     History,
     Life,
     Tally,
     classify,
     describe,
+    describe_restart,
     exit_code,
     first_cause,
+    in_force,
     policy_of,
     severity,
     wait_seconds,
@@ -47,7 +49,25 @@ def test_every_exit_has_a_class(fields, expected):
 def test_a_gang_without_a_policy_is_transient():
     assert policy_of(RoleSpec(command=["x"], gang=True)) == "transient"
     assert policy_of(RoleSpec(command=["x"], gang=True, restart="permanent")) == "permanent"
+    assert policy_of(RoleSpec(command=["x"], gang=True, restart="temporary")) == "temporary"
     assert policy_of(RoleSpec(command=["x"])) == "temporary"
+
+
+def test_a_role_of_a_service_is_restarted_without_end_unless_it_says_otherwise():
+    plain = RoleSpec(command=["x"])
+    service = RunSpec(roles={"a": plain}, service=True)
+    endless = in_force(service, plain)
+    assert policy_of(endless) == "permanent"
+    spent = Tally(in_period=2049, row=9, fruitless=9, repeated=9)
+    for failure in ("user", "host", "hang", "preemption"):
+        assert not why_given_up(endless, failure, spent, True)
+    assert describe_restart(endless, "user", 7) == "restart 7"
+    for role in (RoleSpec(command=["x"], restart="temporary"), RoleSpec(command=["x"], gang=True)):
+        assert in_force(RunSpec(roles={"a": role}), role) is role
+    once = RoleSpec(command=["x"], restart="temporary")
+    assert in_force(service, once) is once
+    bounded = in_force(service, RoleSpec(command=["x"], budget=Budget(user=5)))
+    assert (policy_of(bounded), bounded.budget.user) == ("permanent", 5)
 
 
 def test_causes_are_ranked_by_what_they_explain_not_by_time():
@@ -115,6 +135,15 @@ def test_kills_from_outside_do_not_count_as_failures_in_a_row():
     history.add(budget, 1.0, "user", dull)
     assert history.row == 1
     assert history.peek(budget, 1.0, "host", dull).in_period == 6
+
+
+def test_many_kills_in_a_short_time_are_a_loop_whose_next_start_waits():
+    history, budget = History(), Budget()
+    dull = Life(has_progressed=False, is_long=False)
+    for number in range(7):
+        history.add(budget, 1.0 + number, "host", dull)
+    assert [history.row_of_kills(at, "host") for at in (7.0, 14.0, 100.0)] == [2, 1, 1]
+    assert history.row_of_kills(7.0, "preemption") == 1
 
 
 def test_progress_resets_the_row():

@@ -181,6 +181,29 @@ def test_a_run_of_permanent_roles_lives_until_it_is_stopped():
     assert host.facts(CommandDone)[-1].command == command
 
 
+@pytest.mark.parametrize("exit", [{"code": 3}, {"code": 0}, {"signal": 9}, {"signal": 15}])
+def test_what_ends_in_a_service_is_started_again_and_again(exit):
+    host = ScriptedHost()
+    host.submit({"web": task()}, service=True)
+    for number in range(12):
+        host.start()
+        host.exit(f"web.0.{number}", **exit)
+        assert host.ended is None
+        host.advance(60.0)
+        assert host.waiting() == [f"web.0.{number + 1}"]
+
+
+def test_a_service_outlives_a_role_of_it_that_runs_once():
+    host = ScriptedHost()
+    host.submit({"migrate": task(restart="temporary"), "web": task()}, service=True)
+    host.start()
+    host.exit("migrate.0.0", code=0)
+    assert host.wanted("term") == []
+    host.exit("web.0.0", code=1)
+    host.advance(60.0)
+    assert host.waiting() == ["web.0.1"]
+
+
 def test_roles_stop_in_reverse_order_of_start():
     host = ScriptedHost()
     host.submit({"a": task(after=["b"]), "b": task(), "c": task(after=["a"])})
