@@ -135,6 +135,8 @@ def test_a_preload_that_exits_is_an_error_that_names_it(tmp_path, monkeypatch):
     with pytest.raises(PreloadError, match="SystemExit") as caught:
         Preloads().load(["json", "leaving_early"])
     assert caught.value.module == "leaving_early"
+    assert caught.value.error == "SystemExit: 3", "people are told the last line"
+    assert "leaving_early.py" in str(caught.value), "the log has the traceback"
 
 
 def test_a_preload_with_a_question_mark_is_left_out_where_it_cannot_be_imported(

@@ -26,12 +26,12 @@ SECOND_LAYER = (
 
 
 class PreloadError(Exception):
-    """A preload could not be imported."""
+    """A preload could not be imported: its traceback for the log, its last line for people."""
 
-    def __init__(self, module: str, error: str) -> None:
-        super().__init__(f"{module}: {error}")
+    def __init__(self, module: str, error: BaseException) -> None:
+        super().__init__(f"{module}: {''.join(traceback.format_exception(error, limit=-5))}")
         self.module = module
-        self.error = error
+        self.error = traceback.format_exception_only(error)[-1].strip()
 
 
 class Preloads:
@@ -52,9 +52,9 @@ class Preloads:
             module = name.removesuffix("?")
             try:
                 importlib.import_module(module)
-            except (Exception, SystemExit):  # noqa: BLE001 - any preload, any way to fail
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - any preload, any way to fail
                 if name == module:
-                    raise PreloadError(module, traceback.format_exc(limit=-5))
+                    raise PreloadError(module, error)
                 continue  # a program that needs it will say what is wrong
             self.modules.append(module)
             more = kernel.count_tasks() - before
