@@ -58,13 +58,10 @@ class Interrupts:
 class Follower:
     """One run in the foreground."""
 
-    def __init__(
-        self, client: Client, view: dict[str, Any], output: Output, *, imports: str = ""
-    ) -> None:
+    def __init__(self, client: Client, view: dict[str, Any], output: Output) -> None:
         self._client = client
         self._run: str = view["run"]
         self._output = output
-        self._imports = imports
         self._story = Story()
         self._held: list[tuple[str, bool]] = []
         self._held_until = 0.0
@@ -207,7 +204,7 @@ class Follower:
             return
         except OSError:
             return
-        self._progress.begin(describe_wait(view, self._imports))
+        self._progress.begin(describe_wait(view))
 
     def _interrupted(self, count: int) -> None:
         for _ in range(count):
@@ -237,8 +234,8 @@ class Follower:
         sys.stderr.flush()
 
 
-def describe_wait(view: dict[str, Any], imports: str = "") -> str:
-    """What a run that does nothing visible is waiting for; nothing when it runs. `imports`: what a warm parent imports."""
+def describe_wait(view: dict[str, Any]) -> str:
+    """What a run that does nothing visible is waiting for; nothing when it runs."""
     if view["state"] == "stopping":
         left = sum(
             1
@@ -252,7 +249,6 @@ def describe_wait(view: dict[str, Any], imports: str = "") -> str:
     for role in view["roles"]:
         for process in role["processes"]:
             if process["state"] in ("waiting", "planned", "starting"):
-                warming = f"importing {imports} in a warm parent" if imports else ""
                 name = f"starting {process['role']}/{process['index']}"
-                return str(process.get("waiting") or warming or name)
+                return str(process.get("waiting") or name)
     return "waiting in the queue" if view["state"] == "queued" else ""

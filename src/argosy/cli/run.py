@@ -14,7 +14,6 @@ from argosy.cli.arguments import Arguments
 from argosy.cli.program import Program, read_program
 from argosy.cli.progress import Progress
 from argosy.cli.shield import Shield
-from argosy.config.warmth import DEFAULT_PRELOAD
 from argosy.control.asking import ControllerClient
 from argosy.control.home import Cluster, open_cluster
 from argosy.control.submission import RunHandle, describe_shell, send
@@ -76,7 +75,7 @@ def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments:
     from argosy.cli.output import choose_output
 
     is_json = bool(arguments.get("json"))
-    follower = Follower(client, view, choose_output(view, is_json=is_json), imports=_imports(spec))
+    follower = Follower(client, view, choose_output(view, is_json=is_json))
     end = follower.follow(tied=bool(spec.get("tied")))
     if is_json:
         print(json.dumps(end or handle.view()))
@@ -98,15 +97,6 @@ def _expected_view(handle: RunHandle, spec: dict[str, Any], runs: str) -> dict[s
     ]
     directory = f"{runs}/{handle.run}"
     return {"run": handle.run, "name": handle.name, "directory": directory, "roles": roles}
-
-
-def _imports(spec: dict[str, Any]) -> str:
-    """What the run's warm parents import; nothing when it has none."""
-    names: list[str] = []
-    for role in spec["roles"].values():
-        if (role.get("script") or role.get("module")) and role.get("warm", True):
-            names += role.get("preload", DEFAULT_PRELOAD)
-    return ", ".join(name for name in dict.fromkeys(names) if not name.endswith("?"))
 
 
 def _warn_of_lost_variables(sent: dict[str, str]) -> None:

@@ -75,6 +75,11 @@ class Roster:
         """How it is doing; empty when it is not known here."""
         return self._execs.get(attempt, {})
 
+    def waiting_to_fork(self) -> list[Launch]:
+        """Those that are to be forked from a warm parent and have no process yet."""
+        launches = self.launches.values()
+        return [each for each in launches if each.warm and each.attempt not in self.pids]
+
     def forget(self, attempt: str) -> None:
         """The attempt is over for good."""
         self.launches.pop(attempt, None)
@@ -112,7 +117,7 @@ class Errands:
             "drop_blob": self._drop_blob,
             "room": self._room,
             "stacks": self._stacks,
-            "halted": self._halted,
+            "look": self._look,
             "steps": self._steps,
             "exec": self._exec,
             "exec_state": self._exec_state,
@@ -164,11 +169,25 @@ class Errands:
                 targets.append(Target(attempt, pid, launch.stderr if launch else ""))
         return {"stacks": await take_stacks(targets, seconds=data.get("seconds"))}
 
-    async def _halted(self, data: Data) -> Data:
+    async def _look(self, data: Data) -> Data:
         # In a thread: with thousands of processes it takes a while.
         pids = dict(self._roster.pids)
         loop = asyncio.get_running_loop()
-        return {"attempts": await loop.run_in_executor(None, find_halted, pids)}
+        halted = await loop.run_in_executor(None, find_halted, pids)
+        return {"halted": halted, "importing": await self._importing()}
+
+    async def _importing(self) -> dict[str, str]:
+        """Attempts that wait for their warm parent -> what it imports."""
+        waiting = self._roster.waiting_to_fork()
+        if not waiting:
+            return {}
+        reply = await self._link().ask({"type": "statistics"})
+        busy = {(z["python"], *z["preload"]) for z in reply["zygotes"] if z["waiting"]}
+        return {
+            launch.attempt: ", ".join(name for name in launch.preload if not name.endswith("?"))
+            for launch in waiting
+            if (launch.python, *launch.preload) in busy
+        }
 
     async def _steps(self, data: Data) -> Data:
         known = self._roster.steps

@@ -29,7 +29,7 @@ from argosy.control.conductor import Conductor
 from argosy.control.evidence import MOST_STACKS
 from argosy.control.shutdown import Shutdown
 from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, follow_events, with_rank
-from argosy.control.views import RunView, with_halted
+from argosy.control.views import RunView, with_looks
 from argosy.errors import (
     ArgosyError,
     ClusterError,
@@ -365,16 +365,21 @@ class HttpApi:
         return guarded
 
     async def _look_at(self, views: list[RunView]) -> list[RunView]:
-        """Show which processes a signal has stopped: the log knows nothing of that, the hosts do."""
-        living = {p.host for v in views for r in v.roles for p in r.processes if p.pid}
+        """Show which processes a signal has stopped and which wait for a warm parent: the log knows nothing of that, the hosts do."""
+        processes = [p for view in views for role in view.roles for p in role.processes]
+        hosts = {p.host for p in processes if p.pid or p.state == "planned"}
         halted: set[str] = set()
-        for host in living & set(self._conductor.links.hosts()):
+        importing: dict[str, str] = {}
+        for host in hosts & set(self._conductor.links.hosts()):
             with contextlib.suppress(ClusterError):
                 answer = await self._conductor.links.ask(
-                    host, "halted", {}, timeout_seconds=_LOOK_SECONDS
+                    host, "look", {}, timeout_seconds=_LOOK_SECONDS
                 )
-                halted |= set(answer["attempts"])
-        return [with_halted(view, halted) for view in views] if halted else views
+                halted |= set(answer["halted"])
+                importing |= answer["importing"]
+        if not halted and not importing:
+            return views
+        return [with_looks(view, halted, importing) for view in views]
 
     def _view(self, run: str) -> dict[str, Any]:
         view: dict[str, Any] = msgspec.to_builtins(self._conductor.coordinator.run_view(run))

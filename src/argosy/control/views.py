@@ -192,13 +192,18 @@ def process_state(supervisor: Supervisor, role: Role, process: Process) -> str:
     return "ready" if attempt.said_ready else "running"
 
 
-def with_halted(view: RunView, halted: set[str]) -> RunView:
-    """The same view in which these attempts, which a signal has stopped, are shown as such."""
+def with_looks(view: RunView, halted: set[str], importing: dict[str, str]) -> RunView:
+    """The same view with what the hosts see: attempts that a signal has stopped, and those whose warm parent is importing something."""
     replace = msgspec.structs.replace
 
     def show(process: ProcessView) -> ProcessView:
-        is_halted = process.attempt in halted and process.pid
-        return replace(process, state="stopped") if is_halted else process
+        if process.attempt in halted and process.pid:
+            return replace(process, state="stopped")
+        if process.attempt in importing and process.state == "planned":
+            what = importing[process.attempt]
+            why = f"to import {what}" if what else "to start"
+            return replace(process, waiting=f"waits for a warm parent {why}")
+        return process
 
     roles = [replace(role, processes=list(map(show, role.processes))) for role in view.roles]
     return replace(view, roles=roles)

@@ -237,6 +237,18 @@ def test_an_array_is_cancelled_by_its_name(argosy):
     argosy("stop", first)
 
 
+def test_ps_says_what_the_warm_parent_imports_that_a_process_waits_for(argosy):
+    argosy.script("idle.py", "")
+    # The warm parent imports in a directory of its own.
+    argosy.script("blocks.py", f"import os, time\nwhile not os.path.exists({str(argosy.work / 'go')!r}): time.sleep(0.01)\n")  # fmt: skip
+    client = argosy.start("run", "--preload", "blocks", "--env", f"PYTHONPATH={argosy.work}", "idle.py")  # fmt: skip
+    why = "waits for a warm parent to import blocks"
+    argosy.wait_until(lambda: why in argosy("ps").stdout, "the reason in ps")
+    client.wait_for(why)
+    (argosy.work / "go").touch()
+    assert client.end() == 0
+
+
 def test_a_service_lives_without_its_client(argosy):
     run = argosy("run", "--service", "--name", "svc", "--", sys.executable, "-c", "import time; time.sleep(600)").stdout.strip()  # fmt: skip
     argosy.wait_running(run)
