@@ -12,6 +12,9 @@ SEED   := 7
 # Whole files side by side, the long ones (processes, faults) first: most of their time is waiting.
 SIDE_BY_SIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# Unit tests wait for nothing: more processes than cores would only import torch more often.
+ON_ALL_CORES := --numprocesses logical --dist loadfile
+
 help:           ## list the targets
 	sed -n 's/^\([a-z]*\): .*## \(.*\)/make \1\t\2/p; s/^\([a-z]*\):  *## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16 | sort -u
 
@@ -30,7 +33,7 @@ check: setup    ## format, lint, types, layers, unit tests
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/lint-imports --no-logo >.import-linter.log 2>&1 || { cat .import-linter.log; rm -f .import-linter.log; exit 1; }
 	rm -f .import-linter.log
-	$(PYTEST) tests/unit $(SIDE_BY_SIDE)
+	$(PYTEST) tests/unit $(ON_ALL_CORES)
 
 format: setup   ## let ruff format and mend what it can
 	$(BIN)/ruff format --quiet .

@@ -2,7 +2,7 @@
 
 The model's processes are explicit programs over shared words, one access per transition; every decision (what may be claimed, what
 covers the lanes, where the next version goes, when it flips) is taken by the functions that the real exchange uses. Values are names of what they should be: a
-sum in another order, of other weights or of half-written pages is BAD, and stays so. tests/unit/move/test_exchange.py holds the real code to the same order
+sum in another order, of other weights or of half-written pages is BAD, and stays so. tests/parts/move/test_exchange.py holds the real code to the same order
 of accesses.
 """
 

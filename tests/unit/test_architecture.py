@@ -1,6 +1,5 @@
 """The tree keeps its shape: layers are import-linter's; this checks what it cannot see."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -29,10 +28,10 @@ def test_no_folder_or_file_has_a_name_that_explains_nothing():
 
 
 def test_every_module_says_what_it_is():
-    silent = [
-        str(f.relative_to(ROOT)) for f in FILES if not ast.get_docstring(ast.parse(f.read_text()))
-    ]
-    assert silent == []
+    first_statement = re.compile(r'(#.*\n|\s)*r?"""\s*[^\s"]')
+    assert [
+        str(f.relative_to(ROOT)) for f in FILES if not first_statement.match(f.read_text())
+    ] == []
 
 
 def test_nothing_imports_pickle():
