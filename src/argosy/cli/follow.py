@@ -74,7 +74,6 @@ class Follower:
         self._last_seq = 0
         self._ends: dict[tuple[Any, ...], int] = {}
         self._ends_before: dict[tuple[Any, ...], int] = {}
-        self._has_output = False
         self._is_settled = False
         self._look_at = time.monotonic() + 1.0
         self._end: dict[str, Any] | None = None
@@ -82,7 +81,8 @@ class Follower:
 
     def follow(self, *, tied: bool = False) -> dict[str, Any] | None:
         """Until the end; the run's last view. None when the person gave up waiting (three times Ctrl-C)."""
-        target = f"/v1/runs/{self._run}/stream?tied={int(tied)}"
+        lines = int(self._output.wants_lines)
+        target = f"/v1/runs/{self._run}/stream?tied={int(tied)}&lines={lines}"
         self._progress.begin("starting")
         try:
             while self._end is None and not self.is_detached:
@@ -120,7 +120,7 @@ class Follower:
                 self._last_id = event.id or self._last_id
             if readable:
                 self._interrupted(self._interrupts.take())
-            self._output.flush(time.time())
+            self._flush()
             if self._held and time.time() >= self._held_until:
                 self._say_held()
             if not events:
@@ -137,10 +137,10 @@ class Follower:
 
     def _take(self, event: ServerEvent) -> None:
         if event.kind == "line":
-            self._is_settled = self._num_interrupts == 0
-            self._has_output = True
-            self._progress.end()
+            self._hear()
             self._line(event.json())
+        elif event.kind == "output":
+            self._flush()
         elif event.kind == "fact":
             self._fact(event.json())
         elif event.kind == "end":
@@ -149,6 +149,16 @@ class Follower:
                 self._held.pop()
             self._say_held()
             self._end = event.json()
+
+    def _flush(self) -> None:
+        if self._output.has_news():
+            self._hear()
+        self._output.flush(time.time())
+
+    def _hear(self) -> None:
+        """The run says something: it is not waiting for anything."""
+        self._is_settled = self._num_interrupts == 0
+        self._progress.end()
 
     def _line(self, line: dict[str, Any]) -> None:
         file = (line["role"], line["index"], line["number"], line["stream"])
@@ -167,6 +177,10 @@ class Follower:
         self._last_seq = event["seq"]
         fact = event["fact"]
         if fact["kind"] == "attempt.planned":
+            if not self._output.wants_lines:
+                # All that the one before had to say is in its files, and nothing of this one's yet.
+                self._flush()
+                self._say_held()
             self._output.note_file(fact["role"], fact["index"], fact["number"])
             self._newest_number = max(self._newest_number, fact["number"])
         headline = self._story.headline(event)

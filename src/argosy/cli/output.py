@@ -13,18 +13,19 @@ import time
 from argosy.analyze.folding import FoldedLine, Folder, Member
 from argosy.analyze.ranksets import format_ranks
 from argosy.cli.paint import RANK_COLOURS, Paint, clock
+from argosy.telemetry.holes import describe_dropped, read_data
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
     from typing import Any, TextIO
 
 _COPY_BYTES = 256 << 10
-_LOOK_SECONDS = 0.2
-"""How often a single process's files are looked at for text without a line's end: bars, prompts."""
 
 
 class RawOutput:
     """Copies the output files of a single process; how far it got is counted in bytes, so nothing is lost or doubled."""
+
+    wants_lines = False
 
     def __init__(self, directory: str, *, out: int = 1) -> None:
         self._logs = os.path.join(directory, "logs")
@@ -33,17 +34,25 @@ class RawOutput:
         self._last = b""
 
     def note_file(self, role: str, index: int, number: int) -> None:
-        """An attempt exists: its files may appear."""
-        for stream in ("out", "err"):
-            path = os.path.join(self._logs, f"{role}.{index}.{number}.{stream}")
-            self._positions.setdefault(path, 0)
+        """An attempt exists: its files may appear, and those of the one before are complete."""
+        self.flush(time.time())
+        output = os.path.join(self._logs, f"{role}.{index}.{number}")
+        self._positions = {f"{output}.out": 0, f"{output}.err": 0}
 
     def line(self, line: dict[str, Any]) -> None:
-        """A line has come: copy what is there."""
-        self.note_file(line["role"], line["index"], line["number"])
-        self.copy()
+        """Nobody sends lines here."""
 
-    def copy(self) -> None:
+    def has_news(self) -> bool:
+        """Whether there is something to show."""
+        for path, position in self._positions.items():
+            try:
+                if os.stat(path).st_size != position:
+                    return True
+            except FileNotFoundError:
+                continue
+        return False
+
+    def flush(self, now: float) -> None:
         """Write out everything that was not yet."""
         for path, position in self._positions.items():
             try:
@@ -51,32 +60,37 @@ class RawOutput:
             except FileNotFoundError:
                 continue
             try:
-                position = min(position, os.fstat(descriptor).st_size)
-                while data := os.pread(descriptor, _COPY_BYTES, position):
-                    write_all(2 if path.endswith(".err") else self._out, data)
-                    self._last = data[-1:]
-                    position += len(data)
+                self._positions[path] = self._copy(descriptor, position, path.endswith(".err"))
             finally:
                 os.close(descriptor)
-            self._positions[path] = position
 
-    def flush(self, now: float) -> None:
-        """Show what has come without a line's end, of which no event tells."""
-        self.copy()
+    def _copy(self, descriptor: int, position: int, is_error: bool) -> int:
+        position = min(position, os.fstat(descriptor).st_size)
+        while True:
+            start, data = read_data(descriptor, position, _COPY_BYTES)
+            if start > position:
+                write_all(2, f"argosy: {describe_dropped(start - position)}\n".encode())
+            if not data:
+                return start
+            write_all(2 if is_error else self._out, data)
+            self._last = data[-1:]
+            position = start + len(data)
 
     def deadline(self) -> float | None:
-        """When to look at the files again."""
-        return time.time() + _LOOK_SECONDS if self._positions else None
+        """Nothing is held back here."""
+        return None
 
     def finish(self) -> None:
         """The run has ended: the last bytes; a terminal also gets the end of the last line, because ours follow."""
-        self.copy()
+        self.flush(time.time())
         if self._last not in (b"", b"\n") and os.isatty(self._out) and os.isatty(2):
             write_all(2, b"\n")
 
 
 class LabelledOutput:
     """Lines of several processes: `[0-3] text`."""
+
+    wants_lines = True
 
     def __init__(
         self,
@@ -100,6 +114,8 @@ class LabelledOutput:
         self._files = {"out": out or sys.stdout, "err": sys.stderr}
         self._paint = {stream: Paint(file) for stream, file in self._files.items()}
         self._unfinished: dict[tuple[str, int, int, str], str] = {}
+        self._written_to: TextIO | None = None
+        self._labels: dict[tuple[Member, str], str] = {}
 
     def note_file(self, role: str, index: int, number: int) -> None:
         """Files do not matter here."""
@@ -107,16 +123,27 @@ class LabelledOutput:
     def line(self, line: dict[str, Any]) -> None:
         """Take a line; pieces of one are put together first."""
         key = (line["role"], line["index"], line["number"], line["stream"])
+        member = (line["role"], _place(line))
+        if line.get("dropped"):
+            before = [self._unfinished.pop(key)] if key in self._unfinished else []
+            for text in (*before, f"… {describe_dropped(line['dropped'])} …"):
+                self._take(line["at"], member, line["stream"], text)
         text = self._unfinished.pop(key, "") + line["text"]
         if line.get("partial") and len(text) < 1 << 20:
             self._unfinished[key] = text
             return
-        self._take(line["at"], (line["role"], _place(line)), line["stream"], text)
+        self._take(line["at"], member, line["stream"], text)
+
+    def has_news(self) -> bool:
+        """Lines tell of themselves."""
+        return False
 
     def flush(self, now: float) -> None:
-        """Show what has waited long enough for the other ranks."""
+        """Show what has waited long enough for the other ranks, and all that was written so far."""
         if self._folder:
             self._show(self._folder.flush(now))
+        if self._written_to is not None:
+            self._written_to.flush()
 
     def deadline(self) -> float | None:
         """When to call `flush`, on the clock of `time.time`."""
@@ -129,7 +156,7 @@ class LabelledOutput:
         self._unfinished.clear()
         if self._folder:
             self._show(self._folder.drain())
-        sys.stdout.flush()
+        self.flush(time.time())
 
     def _take(self, at: float, member: Member, stream: str, text: str) -> None:
         # torch begins the lines of a traceback with the rank, which the label says already.
@@ -146,12 +173,21 @@ class LabelledOutput:
         for line in lines:
             paint = self._paint.get(line.stream, self._paint["out"])
             file = self._files.get(line.stream, self._files["out"])
+            if self._written_to not in (None, file):
+                self._written_to.flush()  # both may end in the same place
+            self._written_to = file
             stamp = paint(clock(line.at), "dim") + " " if self._has_timestamps else ""
-            label = paint(f"[{self.label(line.members)}]", self._colour(line.members))
-            file.write(f"{stamp}{label} {line.text}\n")
-        if lines:
-            for file in self._files.values():
-                file.flush()
+            file.write(f"{stamp}{self._painted_label(line, paint)} {line.text}\n")
+
+    def _painted_label(self, line: FoldedLine, paint: Paint) -> str:
+        # Nearly all are of one process: of long output they are made once.
+        key = (line.members[0], line.stream)
+        if len(line.members) == 1 and key in self._labels:
+            return self._labels[key]
+        label = paint(f"[{self.label(line.members)}]", self._colour(line.members))
+        if len(line.members) == 1:
+            self._labels[key] = label
+        return label
 
     def label(self, members: list[Member]) -> str:
         """`0-3`, or `web, train/0-3` in a run of several roles."""

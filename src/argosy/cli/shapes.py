@@ -21,7 +21,7 @@ SHAPES = {
     "status": "`{running: true, version, cluster, home, keeper, pids, hosts, runs, uptime_seconds, http_port, trouble}`, or `{running: false, home}`",
     "ps": "`{runs: [run]}`",
     "tree": "`{status, runs: [run], descendants: {PID: [pid]}}`",
-    "logs": "`{lines: [line]}`; with `-f` each *line* is an object of its own, one per line: `{at, role, index, rank, number, stream, text, partial, end}`",
+    "logs": "`{lines: [line]}`; with `-f` each *line* is an object of its own, one per line: `{at, role, index, rank, number, stream, text, partial, end, dropped}`",
     "events": "`{events: [event]}`; with `-f` each *event* is an object of its own, one per line: `{seq, at, fact: {kind, …}, source}`",
     "stop": "the *run*, and `saved` if it has ended; with `--all` `{runs: [run]}`",
     "kill": "the *run*, and `saved` if it has ended",

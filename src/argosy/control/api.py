@@ -62,6 +62,8 @@ class StreamQuery(Shape, frozen=True, kw_only=True):
     """How a run's stream is watched."""
 
     tied: Flag = 0
+    lines: Flag = 1
+    """0: only word that there is more output, as `event: output`, for those who read the files themselves."""
 
 
 class StacksQuery(Shape, frozen=True, kw_only=True):

@@ -298,7 +298,8 @@ class HttpApi:
         run, directory = self._directory(request.path_params["run"])
         follower = LogFollower(directory, self._conductor.tally.ranks(run))
         follower.begin(None)
-        response = self._run_stream(request, run, follower, with_facts=True)
+        with_lines = bool(query.lines)
+        response = self._run_stream(request, run, follower, with_facts=True, with_lines=with_lines)
         if query.tied:
             response.body_iterator = self._tie(run, response.body_iterator)
         return response
@@ -399,10 +400,10 @@ class HttpApi:
         return found[0], found[1]
 
     def _run_stream(
-        self, request: Request, run: str, follower: LogFollower, *, with_facts: bool
+        self, request: Request, run: str, follower: LogFollower, **what: bool
     ) -> StreamingResponse:
         place = Place.parse(request.headers.get("last-event-id", ""))
-        stream = RunStream(self._conductor.log, follower, run, with_facts=with_facts)
+        stream = RunStream(self._conductor.log, follower, run, **what)
         pieces = stream.follow(place, self._conductor.tally.end_of, self._view)
         return _stream(self._hold(run, pieces))
 

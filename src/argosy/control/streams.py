@@ -58,7 +58,10 @@ class Place(msgspec.Struct):
         for line in lines:
             name = f"{line.role}.{line.index}.{line.number}.{line.stream}"
             if line.end > self.skip.get(name, 0):
-                self.skip.pop(name, None)
+                seen = self.skip.pop(name, 0)
+                if seen and line.dropped:
+                    # Counted from the file's beginning, of which the client had a part.
+                    line = msgspec.structs.replace(line, dropped=max(0, line.dropped - seen))
                 self.ends[name] = line.end
                 fresh.append(line)
         return fresh
@@ -117,6 +120,7 @@ class LogFollower:
 
     def open(self) -> None:
         """Begin to watch; `close` ends it."""
+        self._changed.set()
         try:
             self._inotify = Inotify()
             self._loop.add_reader(self._inotify.fileno(), self._noticed)
@@ -142,6 +146,15 @@ class LogFollower:
         self._changed.clear()
         lines = await self._loop.run_in_executor(None, self._read, should_flush)
         return [with_rank(line, self._ranks) for line in lines]
+
+    async def take_change(self) -> bool:
+        """Whether some file may have more than at the last call, for those who read the files themselves."""
+        if not self._is_polling:
+            has_changed = self._changed.is_set()
+            self._changed.clear()
+            return has_changed
+        before, self._seen = self._seen, await self._loop.run_in_executor(None, self._stamps)
+        return self._seen != before
 
     async def wait_changed(self) -> None:
         """Return when some file may have more."""
@@ -194,11 +207,21 @@ class LogFollower:
 class RunStream:
     """Lines (and facts) of a run until it has ended, then `event: end` with its view."""
 
-    def __init__(self, log: EventLog, follower: LogFollower, run: str, *, with_facts: bool) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        follower: LogFollower,
+        run: str,
+        *,
+        with_facts: bool,
+        with_lines: bool = True,
+    ) -> None:
+        """Without lines there is only word that there is more output, for a client that reads the files."""
         self._log = log
         self._follower = follower
         self._run = run
         self._with_facts = with_facts
+        self._with_lines = with_lines
 
     async def follow(
         self, place: Place, end_of: Callable[[str], int | None], view: Callable[[str], Any]
@@ -234,8 +257,11 @@ class RunStream:
             events = await self._log.read(place.seq, self._run, _BATCH)
             pieces = [server_sent(event, event="fact") for event in events]
             place.seq = events[-1].seq if events else place.seq
-        lines = place.take(await self._follower.read(should_flush=should_flush))
-        pieces += [server_sent(line, event="line") for line in lines]
+        if self._with_lines:
+            lines = place.take(await self._follower.read(should_flush=should_flush))
+            pieces += [server_sent(line, event="line") for line in lines]
+        elif await self._follower.take_change():
+            pieces.append(server_sent({}, event="output"))
         if pieces:
             # The client remembers the id until the next one: once per batch is enough.
             pieces[-1] = f"id: {place.id()}\n".encode() + pieces[-1]

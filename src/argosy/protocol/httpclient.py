@@ -276,13 +276,14 @@ class EventParser:
 
     def feed(self, data: bytes) -> list[ServerEvent]:
         """The events completed by these bytes."""
-        lines = (self._buffer + data).split(b"\n")
-        self._buffer = lines.pop()
+        whole, newline, self._buffer = (self._buffer + data).rpartition(b"\n")
         if len(self._buffer) > MOST_BODY_BYTES:
             raise ProtocolError("the controller sent an endless line in a stream of events")
+        if not newline:
+            return []
         events = []
-        for raw in lines:
-            line = raw.rstrip(b"\r").decode("utf-8", "surrogateescape")
+        for raw in whole.decode("utf-8", "surrogateescape").split("\n"):
+            line = raw.rstrip("\r")
             if not line:
                 if self._data:
                     events.append(

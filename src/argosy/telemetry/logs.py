@@ -6,7 +6,6 @@ Heads that were dropped (holes) are skipped, truncated files are read anew, and 
 
 from __future__ import annotations
 
-import errno
 import heapq
 import os
 import struct
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from argosy.telemetry.holes import next_data, read_data
 from argosy.telemetry.rundir import LogName, index_path, logs_directory, parse_log_name
 
 INDEX_RECORD = struct.Struct("<QQ")
@@ -38,6 +38,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
     end: int = 0
     """Offset in its file after this line: tells lines apart for whoever comes back to a broken stream."""
+    dropped: int = 0
+    """Bytes before this line that nobody can read any more: they were over the process's `log_bytes`."""
 
 
 class LogReader:
@@ -104,6 +106,8 @@ class _LogFile:
         """Read, but its newline has not come."""
         self._is_cut = False
         """The position is in the middle of a line whose head was dropped."""
+        self._dropped = 0
+        """Bytes that were gone before they were read, and of which no line has told yet."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -141,7 +145,7 @@ class _LogFile:
             return
         try:
             size = os.fstat(descriptor).st_size
-            first = _next_data(descriptor, 0, size)
+            first = next_data(descriptor, 0, size)
             position, newlines = size, 0
             while position > first:
                 start = max(first, position - _TAIL_BLOCK_BYTES)
@@ -155,7 +159,7 @@ class _LogFile:
                     return
                 position = start
             self._go_to(first)
-            self._is_cut = first > 0
+            self._is_cut, self._dropped = first > 0, first
         finally:
             os.close(descriptor)
 
@@ -165,28 +169,21 @@ class _LogFile:
         self._is_cut = False
 
     def _read_chunk(self, descriptor: int) -> bytes:
-        while True:
-            size = os.fstat(descriptor).st_size
-            if size < self._position:
-                # Truncated by somebody: what is in it now is new.
-                self._position, self._rest, self._is_cut = 0, b"", False
-                self._times.restart()
-            if size == self._position:
-                return b""
-            start = _next_data(descriptor, self._position, size)
-            if start > self._position:
-                self._position, self._rest, self._is_cut = start, b"", True
-                if start >= size:
-                    return b""
-            data = os.pread(descriptor, _CHUNK_BYTES, start)
-            if _next_data(descriptor, start, size) == start:
-                self._position = start + len(data)
-                return data
-            # The head was dropped while it was being read: what was read may be zeros.
+        if os.fstat(descriptor).st_size < self._position:
+            # Truncated by somebody: what is in it now is new.
+            self._position, self._rest, self._is_cut = 0, b"", False
+            self._times.restart()
+        start, data = read_data(descriptor, self._position, _CHUNK_BYTES)
+        if start > self._position:
+            self._dropped += start - self._position + len(self._rest)
+            self._rest, self._is_cut = b"", True
+        self._position = start + len(data)
+        return data
 
     def _split(self, data: bytes) -> list[Line]:
         if self._is_cut:
-            _, newline, data = data.partition(b"\n")
+            cut, newline, data = data.partition(b"\n")
+            self._dropped += len(cut) + len(newline)
             if not newline:
                 return []
             self._is_cut = False
@@ -208,6 +205,7 @@ class _LogFile:
         return found
 
     def _line(self, text: bytes, end: int, *, partial: bool = False) -> Line:
+        dropped, self._dropped = self._dropped, 0
         return Line(
             at=self._times.of(end),
             role=self._name.role,
@@ -217,6 +215,7 @@ class _LogFile:
             text=text.decode("utf-8", "replace"),
             partial=partial,
             end=end,
+            dropped=dropped,
         )
 
 
@@ -279,17 +278,3 @@ def _open(path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return -1
-
-
-def _next_data(descriptor: int, position: int, size: int) -> int:
-    """The first offset from `position` on that is not in a hole."""
-    if position >= size:
-        return position
-    try:
-        return os.lseek(descriptor, position, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            return size
-        if error.errno == errno.EINVAL:
-            return position
-        raise

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -238,15 +239,36 @@ def test_an_array_is_cancelled_by_its_name(argosy):
 
 
 def test_ps_says_what_the_warm_parent_imports_that_a_process_waits_for(argosy):
+    imported = argosy.work / "imported"
     argosy.script("idle.py", "")
-    # The warm parent imports in a directory of its own.
-    argosy.script("blocks.py", f"import os, time\nwhile not os.path.exists({str(argosy.work / 'go')!r}): time.sleep(0.01)\n")  # fmt: skip
-    client = argosy.start("run", "--preload", "blocks", "--env", f"PYTHONPATH={argosy.work}", "idle.py")  # fmt: skip
+    argosy.script(
+        "blocks.py",
+        f"import os, time\nwhile not os.path.exists({str(imported)!r}): time.sleep(0.01)\n",
+    )
+    where = f"PYTHONPATH={argosy.work}"
+    client = argosy.start("run", "--preload", "blocks", "--env", where, "idle.py")
     why = "waits for a warm parent to import blocks"
-    argosy.wait_until(lambda: why in argosy("ps").stdout, "the reason in ps")
+    argosy.wait_until(lambda: why in argosy("ps").stdout, lambda: argosy("ps").stdout)
     client.wait_for(why)
-    (argosy.work / "go").touch()
+    imported.touch()
     assert client.end() == 0
+
+
+def test_long_output_is_shown_whole_and_what_was_dropped_of_it_is_counted(argosy):
+    said = "".join(f"{number}\n" for number in range(1, 300_001))
+    assert argosy("run", "--", "seq", "1", "300000").stdout == said
+    limit = ("--set", "roles.main.log_bytes=100000")
+    shown = argosy("run", "--name", "much", *limit, "--", "seq", "1", "300000")
+    # The file may lose its head before, while or after it is shown.
+    gone = re.findall(r"argosy: ([\d,]+) bytes of output were dropped here", shown.stderr)
+    assert len(shown.stdout) + sum(int(text.replace(",", "")) for text in gone) == len(said)
+    assert shown.stdout == "" or said.endswith(shown.stdout[-1000:])
+    lines = argosy.json("logs", "much")["lines"]
+    assert lines[0]["dropped"] > 1_000_000
+    assert lines[0]["dropped"] + sum(len(line["text"]) + 1 for line in lines) == len(said)
+    first, *rest = argosy("logs", "much").stdout.splitlines()
+    assert "bytes of output were dropped here" in first
+    assert rest[-1].endswith(" 300000")
 
 
 def test_a_service_lives_without_its_client(argosy):

@@ -74,12 +74,16 @@ def test_a_single_process_is_shown_raw_and_each_byte_once(tmp_path, capfdbinary)
     output = choose_output({**view(main=1), "directory": str(tmp_path)})
     assert isinstance(output, RawOutput)
     out = logs / "main.0.0.out"
+    output.note_file("main", 0, 0)
+    assert not output.has_news()
     out.write_bytes(b"\xff\x00 50%\r")
-    output.line(line(0, "?", role="main"))
+    assert output.has_news()
+    output.flush(0.0)
+    assert not output.has_news()
     with out.open("ab") as file:
         file.write(b"100%\r\n")
     (logs / "main.0.0.err").write_bytes(b"warning")
-    output.line(line(0, "?", role="main"))
+    output.flush(0.0)
     output.finish()
     found = capfdbinary.readouterr()
     assert (found.out, found.err) == (b"\xff\x00 50%\r100%\r\n", b"warning")
@@ -123,19 +127,36 @@ def test_a_bar_that_redraws_itself_keeps_its_label(capsys):
 def test_text_without_a_lines_end_is_shown_when_the_files_are_looked_at(tmp_path, capfd):
     (tmp_path / "logs").mkdir()
     output = RawOutput(str(tmp_path))
-    assert output.deadline() is None
     output.note_file("main", 0, 0)
     (tmp_path / "logs" / "main.0.0.err").write_bytes(b"\r 10%")
-    assert output.deadline() is not None
     output.flush(0.0)
     assert capfd.readouterr().err == "\r 10%"
+
+
+def test_what_was_dropped_is_said_in_its_place(tmp_path, capfd):
+    (tmp_path / "logs").mkdir()
+    path = tmp_path / "logs" / "main.0.0.out"
+    with path.open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"last\n")
+    one = RawOutput(str(tmp_path))
+    one.note_file("main", 0, 0)
+    one.finish()
+    found = capfd.readouterr()
+    assert found.out == "last\n", "no zeros of the hole"
+    assert found.err.startswith("argosy: 1,048,576 bytes of output were dropped here")
+    several = LabelledOutput(view(train=2), is_live=False)
+    lines = [line(0, "cut", partial=True), line(0, "next") | {"dropped": 7000}]
+    first, gap, then = shown(capfd, several, lines).out.splitlines()
+    assert (first, then) == ("[0] cut", "[0] next")
+    assert gap.startswith("[0] … 7,000 bytes of output were dropped here")
 
 
 def test_stdout_is_left_to_json(tmp_path, capfd):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "main.0.0.out").write_text("from one\n")
     one = choose_output({**view(main=1), "directory": str(tmp_path)}, is_json=True)
-    one.line(line(0, "?", role="main"))
+    one.note_file("main", 0, 0)
     one.finish()
     several = choose_output(view(train=2), is_json=True)
     several.line(line(0, "from several"))

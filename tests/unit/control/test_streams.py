@@ -3,6 +3,8 @@ import errno
 import functools
 import os
 
+import pytest
+
 from argosy.control.streams import (
     KEEP_ALIVE,
     LogFollower,
@@ -40,6 +42,15 @@ def test_a_place_survives_its_id():
         line(30),
         line(9, index=1),
     ]
+
+
+def test_what_was_dropped_is_counted_from_where_the_client_had_come():
+    def after_a_hole():
+        return Line(at=1.0, role="a", index=0, number=0, stream="out", text="x", end=90, dropped=80)
+
+    assert [line.dropped for line in Place().take([after_a_hole()])] == [80]
+    again = Place.parse("3 a.0.0.out:20")
+    assert [line.dropped for line in again.take([after_a_hole()])] == [60]
 
 
 def test_after_the_first_new_line_a_truncated_file_is_shown_again():
@@ -147,6 +158,30 @@ class QuietLog:
 
     async def wait_beyond(self, seq):
         await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("may_watch", [True, False])
+@in_loop
+async def test_who_reads_the_files_is_told_only_that_there_is_more(
+    tmp_path, monkeypatch, may_watch
+):
+    def refuse():
+        raise OSError(errno.EMFILE, "too many")
+
+    if not may_watch:
+        monkeypatch.setattr("argosy.control.streams.Inotify", refuse)
+    monkeypatch.setattr("argosy.control.streams._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("argosy.control.streams.KEEP_ALIVE_SECONDS", 0.03)
+    stream = RunStream(QuietLog(), make_logs(tmp_path), "r", with_facts=False, with_lines=False)
+    pieces = stream.follow(Place(), lambda run: None, lambda run: None)
+    notice = server_sent({}, event="output")
+    assert (await anext(pieces)).endswith(notice), "what was there before"
+    assert await anext(pieces) == KEEP_ALIVE
+    (tmp_path / "logs" / "a.0.0.out").open("a").write("two")
+    while (piece := await anext(pieces)) == KEEP_ALIVE:
+        pass
+    assert piece.endswith(notice)
+    await pieces.aclose()
 
 
 @in_loop

@@ -109,10 +109,15 @@ def test_a_dropped_head_is_skipped_together_with_the_line_it_cuts(run):
     output = Output(run)
     output.write("".join(f"line {number:05}\n" for number in range(2000)), at=1)
     output.punch(8192)
-    lines = texts(LogReader(run).lines())
+    found = list(LogReader(run).lines())
+    lines = texts(found)
     assert lines[-1] == "line 01999"
     assert all(line.startswith("line ") and len(line) == 10 for line in lines)
-    assert len(lines) == 2000 - (8192 // 11 + 1)
+    num_dropped = 8192 // 11 + 1
+    assert len(lines) == 2000 - num_dropped
+    assert [line.dropped for line in found] == [11 * num_dropped, *[0] * (len(lines) - 1)]
+    assert [line.dropped for line in LogReader(run).tail(3)] == [0, 0, 0]
+    assert LogReader(run).tail(5000)[0].dropped == 11 * num_dropped
 
 
 def test_a_follower_survives_that_the_head_is_dropped_before_it(run):
@@ -120,9 +125,12 @@ def test_a_follower_survives_that_the_head_is_dropped_before_it(run):
     reader = LogReader(run)
     output.write("seen\n", at=1)
     assert texts(reader.read_new()) == ["seen"]
-    output.write("x" * 8191 + "\n" + "y" * 8191 + "\nlast\n", at=2)
+    output.write("begun ")
+    assert texts(reader.read_new()) == []
+    output.write("x" * 8185 + "\n" + "y" * 8191 + "\nlast\n", at=2)
     output.punch(12288)
-    assert texts(reader.read_new()) == ["last"]
+    (line,) = reader.read_new()
+    assert (line.text, line.dropped) == ("last", 2 * 8192)
 
 
 def test_a_truncated_file_is_read_anew(run):
