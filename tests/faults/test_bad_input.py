@@ -45,6 +45,18 @@ BAD_SPECS = {
         "absent does not exist",
         "mkdir",
     ),
+    "endless grace": ('[roles.a]\ncommand = ["true"]\ngrace_seconds = inf\n', "= inf", "finite"),
+    "a name too long for files": (f'[roles.{"r" * 300}]\ncommand = ["true"]\n', "no name", "1 to"),
+    "a CPU that is not there": (
+        '[roles.a]\ncommand = ["true"]\ncpus = [9999]\n',
+        "roles.a.cpus names CPU 9999",
+        "use some of 0",
+    ),
+    "two roles of one name": (
+        '[roles.a-b]\ncommand = ["true"]\nports = {x = 0}\n[roles.a_b]\ncommand = ["true"]\nports = {x = 0}\n',
+        "both published as ARGOSY_PORT_A_B_0_X",
+        "rename",
+    ),
     "port out of range": ('[roles.a]\ncommand = ["true"]\nports = {web = 70000}\n', "70000", ""),
 }
 

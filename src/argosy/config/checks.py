@@ -6,15 +6,19 @@ script or command exists is asked elsewhere. Each refusal names the place in the
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 
 from argosy.config.nearest import nearest
+from argosy.config.ports import check_ports
 from argosy.config.spec import Probe, RoleSpec, RunSpec
 from argosy.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-_RUN_NAME = re.compile(r"[A-Za-z0-9_-]+(\[[0-9]+\])?")
+MOST_LETTERS = 100
+"""Of a name: names of files are made of them, together with indices and endings."""
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MOST_LETTERS}}}")
+_RUN_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MOST_LETTERS}}}(\[[0-9]+\])?")
 MOST_PROCESSES = 10_000
 MOST_RUNS = 100_000
 
@@ -40,6 +44,7 @@ def check_spec(spec: RunSpec) -> None:
     total = sum(role.count + role.spares for role in spec.roles.values())
     if total > MOST_PROCESSES:
         raise ConfigError(f"the run has {total} processes", fix=f"use at most {MOST_PROCESSES}")
+    check_ports(spec)
     start_order(spec)
 
 
@@ -188,8 +193,12 @@ def _check_probe(where: str, role: RoleSpec, probe: Probe) -> None:
         )
     if probe.command is not None and not probe.command:
         raise ConfigError(f"{where}.command is empty", fix="name the program to start")
-    if probe.every_seconds <= 0 or probe.timeout_seconds <= 0:
-        raise ConfigError(f"{where} has a time that is not positive", fix="use more than 0 seconds")
+    for field in ("every_seconds", "timeout_seconds"):
+        if not 0 < getattr(probe, field) < math.inf:
+            raise ConfigError(
+                f"{where}.{field} = {getattr(probe, field)} is no time",
+                fix="use more than 0 seconds",
+            )
 
 
 def _check_signal(where: str, name: str) -> None:
@@ -217,11 +226,13 @@ def _did_you_mean(word: str, known: list[str], otherwise: str) -> str:
 
 
 def _at_least(where: str, value: float, least: float) -> None:
-    if not value >= least:  # also refuses NaN
+    if value != value or value == math.inf:
+        raise ConfigError(f"{where} = {value} is no number to count with", fix="use a finite one")
+    if value < least:
         raise ConfigError(f"{where} = {value} is less than {least}", fix=f"use {least} or more")
 
 
 def _bad_name(where: str, name: str) -> ConfigError:
     return ConfigError(
-        f"{where}: {name!r} is no name", fix="use letters, digits, - and _, and at least one"
+        f"{where}: {name!r} is no name", fix=f"use 1 to {MOST_LETTERS} letters, digits, - and _"
     )

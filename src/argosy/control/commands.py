@@ -9,6 +9,7 @@ import hashlib
 
 import msgspec
 
+from argosy.config.checks import MOST_LETTERS
 from argosy.config.spec import RoleSpec, RunSpec
 from argosy.control.placement import Placement, need_of
 from argosy.control.supervisor import Supervisor
@@ -74,7 +75,8 @@ def name_of(spec: RunSpec) -> str:
     program = role.script or role.module or _program_of(role.command or ["run"])
     stem = program.rstrip("/").rpartition("/")[2]
     stem = stem.removesuffix(".py")
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in stem) or "run"
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in stem)
+    return name[:MOST_LETTERS] or "run"
 
 
 def _program_of(command: list[str]) -> str:

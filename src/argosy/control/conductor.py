@@ -154,6 +154,8 @@ class Conductor:
         if not submission.spec.queued:
             roles = submission.spec.roles.values()
             await self._check_hosts([(role, num_processes(role)) for role in roles])
+        for name, role in submission.spec.roles.items():
+            await self._check_cpus(f"roles.{name}.cpus", role.cpus or [])
         pinned: list[str] = []
         try:
             env_blob = await self._put_environment(submission.env, pinned)
@@ -292,6 +294,23 @@ class Conductor:
         if shortage:
             what = f"{pythons + commands} processes are too many; {shortage['what']}"
             raise ConfigError(what, fix=str(shortage["fix"]))
+
+    async def _check_cpus(self, where: str, cpus: list[int]) -> None:
+        """ConfigError for CPUs that processes are to be pinned to and that no host has."""
+        answer: dict[str, Any] = {}
+        for host in self.links.hosts() if cpus else ():
+            try:
+                answer = await self.links.ask(host, "cpus", {"cpus": cpus})
+            except ClusterError as error:
+                logger.info("host %s does not say which CPUs it has: %s", host, error.what)
+                return
+            if not answer["unusable"]:
+                return
+        if answer:
+            raise ConfigError(
+                f"{where} names CPU {answer['unusable'][0]}, which no host has",
+                fix=f"use some of {', '.join(map(str, answer['usable']))}",
+            )
 
     async def wait_durable(self) -> None:
         """Return when all that has been decided so far is durable. While the disk refuses, or after a second, what is known may be told."""

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from argosy.control.guests import Guests, exec_name, guest_order, is_exec
-from argosy.control.hostroom import find_shortage
+from argosy.control.hostroom import find_shortage, find_unusable
 from argosy.control.keeperevents import is_step
 from argosy.control.keeperlink import KeeperLink
 from argosy.control.launchenv import LaunchEnvironments
@@ -116,6 +116,7 @@ class Errands:
             "get_blob": self._get_blob,
             "drop_blob": self._drop_blob,
             "room": self._room,
+            "cpus": self._cpus,
             "stacks": self._stacks,
             "look": self._look,
             "steps": self._steps,
@@ -159,6 +160,11 @@ class Errands:
         loop = asyncio.get_running_loop()
         shortage = await loop.run_in_executor(None, find_shortage, commands, pythons, keeper)
         return {} if shortage is None else shortage._asdict()
+
+    async def _cpus(self, data: Data) -> Data:
+        loop = asyncio.get_running_loop()
+        unusable = await loop.run_in_executor(None, find_unusable, list(data["cpus"]))
+        return {"unusable": unusable, "usable": sorted(os.sched_getaffinity(0))}
 
     async def _stacks(self, data: Data) -> Data:
         targets = []

@@ -1,7 +1,7 @@
 """Room on a host: can it hold so many more processes? Asked by the controller, through the agent, before a large run is accepted.
 
 Looks at what the kernel counts: process numbers, limits of cgroups and of the user, the keeper's descriptors, memory. It guesses in favour
-of the run: what is refused here would fail for certain, what is not may still. Reads /proc and changes nothing.
+of the run: what is refused here would fail for certain, what is not may still. Changes nothing.
 """
 
 from __future__ import annotations
@@ -51,6 +51,19 @@ def find_shortage(num_commands: int, num_pythons: int, keeper_pid: int) -> Short
         what = f"they need at least {_gib(needed)} of memory, {_gib(free)} are available"
         return Shortage(what, f"use at most {count * free // needed} processes")
     return None
+
+
+def find_unusable(cpus: list[int]) -> list[int]:
+    """Which of these CPUs no process may be pinned to here. Tried with the thread that asks, which is then where it was before."""
+    before = os.sched_getaffinity(0)
+    unusable = []
+    for cpu in cpus:
+        try:
+            os.sched_setaffinity(0, [cpu])
+        except (OSError, OverflowError):
+            unusable.append(cpu)
+    os.sched_setaffinity(0, before)
+    return unusable
 
 
 def _limits(keeper_pid: int) -> Iterator[_Limit]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from argosy.config.ports import port_variable
 from argosy.config.spec import RoleSpec
 from argosy.control.attempts import Attempt, Role, grace_of
 from argosy.control.faults import message_of
@@ -209,9 +210,9 @@ def _environment(
         env["ARGOSY_ARRAY_INDEX"] = str(supervisor.submitted.array_index)
     for _keeper, held in supervisor.ports.values():
         for key, port in held.items():
-            env[f"ARGOSY_PORT_{_variable(key)}"] = str(port)
+            env[port_variable(*key.split("/"))] = str(port)
     for name, port in _own_ports(supervisor, attempt).items():
-        env[f"ARGOSY_PORT_{_variable(name)}"] = str(port)
+        env[port_variable(name)] = str(port)
     if attempt.saving:
         env["ARGOSY_STOPPING"] = "1"
     threads = _threads(supervisor, spec)
@@ -221,10 +222,6 @@ def _environment(
         env.update(gang_environment(supervisor, role, attempt))
     # The role's own variables win; their values are in its blob, only their names are known here.
     return {name: value for name, value in env.items() if name not in spec.env}
-
-
-def _variable(key: str) -> str:
-    return key.replace("/", "_").replace("-", "_").upper()
 
 
 def gang_environment(supervisor: Supervisor, role: Role, attempt: Attempt) -> dict[str, str]:

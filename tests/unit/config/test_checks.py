@@ -13,6 +13,10 @@ def spec(run=None, **role):
     return RunSpec(roles={"a": RoleSpec(**given)}, **(run or {}))
 
 
+def roles(given):
+    return RunSpec(roles={name: RoleSpec(command=["x"], **role) for name, role in given.items()})
+
+
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
@@ -54,7 +58,22 @@ def spec(run=None, **role):
         (spec(ready=Probe(port="http")), "'http'"),
         (spec(ready=Probe(http="web/health")), "'web'"),
         (spec(ready=Probe(command=[])), "command is empty"),
-        (spec(ready=Probe(file="x", timeout_seconds=0.0)), "not positive"),
+        (spec(ready=Probe(file="x", timeout_seconds=0.0)), "ready.timeout_seconds = 0.0"),
+        (spec(ready=Probe(file="x", every_seconds=float("nan"))), "ready.every_seconds = nan"),
+        (spec(ready=Probe(file="x", timeout_seconds=float("inf"))), "ready.timeout_seconds = inf"),
+        (spec(grace_seconds=float("inf")), "grace_seconds = inf"),
+        (spec(backoff=Backoff(first_seconds=float("inf"))), "backoff.first_seconds = inf"),
+        (spec(budget=Budget(period_seconds=float("inf"))), "budget.period_seconds = inf"),
+        (spec(count=10**400), "processes"),
+        (spec(ports={"x-y": 0, "X_Y": 0}), "both published as ARGOSY_PORT_A_0_X_Y"),
+        (spec(ports={"x": 8080, "y": 8080}), "ports.x and roles.a.ports.y are both 8080"),
+        (spec(ports={"n" * 101: 0}), "no name"),
+        (spec({"name": "n" * 101}), "no name"),
+        (roles({"r" * 300: {}}), "no name"),
+        (roles({"a-b": {"ports": {"x": 0}}, "a_b": {"ports": {"x": 0}}}), "ARGOSY_PORT_A_B_0_X"),
+        (roles({"a": {"ports": {"b_0_c": 0}}, "a_0_b": {"ports": {"c": 0}}}), "ARGOSY_PORT_A_0_B"),
+        (roles({"a": {"ports": {"b_0_c": 0}}, "b": {"ports": {"c": 0}}}), "ARGOSY_PORT_B_0_C"),
+        (roles({"a": {"ports": {"x": 80}}, "b": {"ports": {"y": 80}}}), "are both 80"),
         (spec(after=["a"]), "names itself"),
         (spec({"name": "../etc"}), "no name"),
         (spec({"share": "x y"}), "no name"),

@@ -9,7 +9,7 @@ import resource
 import pytest
 
 from argosy.control import hostroom
-from argosy.control.hostroom import find_shortage
+from argosy.control.hostroom import find_shortage, find_unusable
 from argosy.control.keeper import containment
 
 
@@ -22,6 +22,12 @@ def roomy(monkeypatch):
     monkeypatch.setattr(hostroom, "_descriptors", lambda pid: (1 << 20, 10))
     monkeypatch.setattr(hostroom, "_free_memory", lambda: 64 << 30)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+def test_cpus_are_tried_and_the_thread_stays_where_it_was():
+    before = os.sched_getaffinity(0)
+    assert find_unusable([*before, 99_999, 1 << 40]) == [99_999, 1 << 40]
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_few_processes_fit_on_this_machine():
