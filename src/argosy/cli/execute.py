@@ -50,7 +50,11 @@ def execute(arguments: Arguments) -> int:
         sys.stderr.write(f"argosy: {arguments.rest[0]} could not be started: {state['error']}\n")
     if state.get("signal") is not None:
         return 128 + int(state["signal"])
-    return int(state["code"] if state.get("code") is not None else 127)
+    if state.get("code") is not None:
+        return int(state["code"])
+    from argosy.control.restarts import unstarted_code
+
+    return unstarted_code(str(state.get("error") or ""))
 
 
 def _copy(descriptor: int, path: str, position: int) -> int:

@@ -77,8 +77,13 @@ def exit_code(exit: AttemptExited) -> int:
         return 128 + SIGKILL
     if exit.code is not None:
         return exit.code or 1
-    error = exit.error.lower()
-    return 126 if "not executable" in error or "permission" in error else 127
+    return unstarted_code(exit.error)
+
+
+def unstarted_code(error: str) -> int:
+    """The shell's code for a program that could not be started for this reason: 126 if it was found, else 127."""
+    said = error.lower()
+    return 126 if "not executable" in said or "permission" in said else 127
 
 
 def describe(exit: AttemptExited) -> str:

@@ -181,6 +181,11 @@ def test_the_program_gets_the_environment_directory_umask_and_limits_of_the_shel
     assert shell.stdout.split() == ["3", "blue", str(argosy.work / "below"), "0027", "321", "0"]
 
 
+def test_a_secret_may_be_empty(argosy):
+    read = "wc -c <&$ARGOSY_SECRET_KEY_FD"
+    assert argosy("run", "--secret", "KEY=@/dev/null", "--", "sh", "-c", read).stdout.strip() == "0"
+
+
 def test_a_secret_comes_by_descriptor_and_is_written_nowhere(argosy):
     (argosy.work / "key").write_text("hunter2")
     run = argosy.json("run", "--detach", "--secret", "KEY=@key", "--name", "secretive", "--", "sh", "-c", "wc -c <&$ARGOSY_SECRET_KEY_FD")["runs"][0]["run"]  # fmt: skip

@@ -124,6 +124,7 @@ def test_exec_runs_beside_a_process_with_its_environment(argosy, talk):
     assert (
         "could not be started" in argosy("exec", "talk", "--", "no-such-program", code=127).stderr
     )
+    assert "not executable" in argosy("exec", "talk", "--", "/etc/passwd", code=126).stderr
     assert [p["state"] for p in argosy.processes("talk")] == ["running", "running"]
 
 

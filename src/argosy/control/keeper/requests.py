@@ -202,7 +202,7 @@ class Requests:
             link.send({"type": "told", "message": told})
 
     def _put_blob(self, message: Message) -> None:
-        self.keeper.blobs.put(_text(message, "name"), _text(message, "data"))
+        self.keeper.blobs.put(_text(message, "name"), _text(message, "data", may_be_empty=True))
 
     def _get_blob(self, message: Message) -> Reply:
         data = self.keeper.blobs.get(_text(message, "name"))
@@ -264,9 +264,9 @@ class Requests:
         self.on_shutdown(float(grace) if isinstance(grace, int | float) else 0.0)
 
 
-def _text(message: Message, name: str) -> str:
+def _text(message: Message, name: str, *, may_be_empty: bool = False) -> str:
     value = message.get(name)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not (value or may_be_empty):
         raise OrderError(f"{message.get('type')}: {name} is missing or no text")
     return value
 
