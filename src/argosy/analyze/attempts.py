@@ -42,10 +42,11 @@ class Attempt:
         "stop_failure",
         "stop_level",
         "stop_reason",
+        "stop_signal",
         "suspicion",
     )
 
-    def __init__(self, fact: dict[str, Any]) -> None:
+    def __init__(self, fact: dict[str, Any], *, stop_signal: str = "SIGTERM") -> None:
         self.id: str = fact["attempt"]
         self.role: str = fact.get("role", "")
         self.index: int = fact.get("index", 0)
@@ -68,6 +69,8 @@ class Attempt:
         """What was broken on purpose and explains its end."""
         self.faults_met: list[str] = []
         self.stop_reason = ""
+        self.stop_signal = int(signal.Signals[stop_signal])
+        """How it is told to stop."""
         self.exit: dict[str, Any] | None = None
         self.exited_at = 0.0
 
@@ -108,17 +111,17 @@ class Attempts:
     def __init__(self) -> None:
         self.by_id: dict[str, Attempt] = {}
         self._faults: dict[int, str] = {}
+        self._roles: dict[str, dict[str, Any]] = {}
 
     def apply(self, event: EventObject) -> Attempt | None:
         """Note what the event says; returns the attempt it is about."""
         fact = event["fact"]
         kind = fact["kind"]
+        self._note_run(kind, fact)
         if kind == "attempt.planned":
-            self.by_id[fact["attempt"]] = Attempt(fact)
-        if kind == "run.stop_requested" and fact.get("declared") and fact["cause"] in self.by_id:
-            self.by_id[fact["cause"]].declared = fact["reason"]
-        if kind == "fault.injected":
-            self._faults[fact["number"]] = fact["fault"]
+            role = self._roles.get(fact.get("role", ""), {})
+            stop_signal = role.get("stop_signal", "SIGTERM")
+            self.by_id[fact["attempt"]] = Attempt(fact, stop_signal=stop_signal)
         attempt = self.by_id.get(fact.get("attempt", ""))
         if attempt is None:
             return None
@@ -146,6 +149,15 @@ class Attempts:
             attempt.exited_at = fact.get("at") or event["at"]
             attempt.fault = explaining_fault(fact, attempt.faults_met)
         return attempt
+
+    def _note_run(self, kind: str, fact: dict[str, Any]) -> None:
+        """What is said of the run and matters for its attempts."""
+        if kind == "run.submitted":
+            self._roles = fact.get("spec", {}).get("roles", {})
+        elif kind == "run.stop_requested" and fact.get("declared") and fact["cause"] in self.by_id:
+            self.by_id[fact["cause"]].declared = fact["reason"]
+        elif kind == "fault.injected":
+            self._faults[fact["number"]] = fact["fault"]
 
 
 def is_done_at_once(fault: dict[str, Any]) -> bool:

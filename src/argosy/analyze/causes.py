@@ -7,6 +7,7 @@ are ranked by what they are: signal or lack of memory, exception outside a colle
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 from argosy.analyze.attempts import (
@@ -66,7 +67,7 @@ class Incident:
         others = [a for a in self.failed_after if a not in alike]
         alone = [a for a in others if rank_of_failure(a.exit or {}) == 0]
         after = [a for a in others if a not in alone]
-        too_late = [a for a in self.stopped if _ended_by_itself(a.exit or {})]
+        too_late = [a for a in self.stopped if _ended_by_itself(a)]
         stopped = [a for a in self.stopped if a not in too_late]
         parts = [f"{each.name} was {describe_exit(each.exit or {})} itself" for each in alone]
         if alike:
@@ -95,9 +96,15 @@ def _is_alike(attempt: Attempt, cause: Attempt) -> bool:
     return _has_same_end(attempt, cause)
 
 
-def _ended_by_itself(exit_fact: dict[str, Any]) -> bool:
-    """An error, or a code that no signal to stop makes."""
-    return bool(exit_fact.get("error")) or exit_fact.get("code") not in (None, 0, 130, 143)
+def _ended_by_itself(attempt: Attempt) -> bool:
+    """An error, or a code or signal that being told to stop does not make."""
+    exit_fact = attempt.exit or {}
+    by_stop = (None, attempt.stop_signal, int(signal.SIGTERM), int(signal.SIGKILL))
+    return (
+        bool(exit_fact.get("error"))
+        or exit_fact.get("code") not in (None, 0, 130, 143)
+        or exit_fact.get("signal") not in by_stop
+    )
 
 
 def rank_of_failure(exit_fact: dict[str, Any]) -> int:

@@ -46,7 +46,8 @@ def tree(arguments: Arguments) -> int:
 def run_node(view: dict[str, Any], children: dict[int, list[int]], paint: Paint) -> Node:
     """A run with its roles and processes."""
     state = view["outcome"] if view["state"] == "ended" else view["state"]
-    why = f": {view['waiting']}" if view.get("waiting") else ""
+    waiting = str(view.get("waiting") or "").removeprefix(f"{state}: ")
+    why = f": {waiting}" if waiting else ""
     title = f"run {paint(view['run'], 'bold')} {view.get('name') or ''} {_state(state, paint)}{why}"
     roles: list[Node] = []
     for role in view["roles"]:

@@ -65,6 +65,8 @@ def check_script(script: str, cwd: str) -> None:
 
 def check_command(program: str, cwd: str, path: str) -> str:
     """A command must be found, and be executable; where it was found."""
+    if not program:
+        raise ConfigError("the command has an empty name", fix="name the program to start")
     if "/" in program:
         candidates = [os.path.join(cwd, program)]
     else:

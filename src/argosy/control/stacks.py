@@ -104,12 +104,19 @@ async def _by_py_spy(pid: int) -> tuple[list[Stack], str]:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        lines = errors.decode("utf-8", "replace").strip().splitlines()
-        return [], lines[-1].strip() if lines else f"py-spy exited with {process.returncode}"
+        return [], _why_none(errors.decode("utf-8", "replace"), process.returncode or 0)
     try:
         return [_py_spy_thread(thread) for thread in json.loads(output)], ""
     except (ValueError, KeyError, TypeError) as error:
         return [], f"py-spy's answer could not be read: {error}"
+
+
+def _why_none(said: str, code: int) -> str:
+    """What py-spy says first; where it was when it said so follows, and is nobody's business."""
+    first = said.strip().partition("\n")[0].removeprefix("Error: ")
+    if "python version" in first:
+        return "it is no Python process"
+    return first or f"py-spy exited with {code}"
 
 
 def _py_spy_thread(thread: dict[str, Any]) -> Stack:

@@ -99,7 +99,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _range(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
-    return int(first), int(last or first)
+    found = int(first), int(last or first)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{text} has no seeds: say the smaller number first")
+    return found
 
 
 def _one(job: Job) -> dict[str, Any]:

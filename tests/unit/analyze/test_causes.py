@@ -64,6 +64,20 @@ def test_the_killed_rank_is_the_cause_even_when_survivors_were_seen_to_exit_firs
     assert "ranks 0,3 failed after losing it" in incident.collateral
 
 
+@pytest.mark.parametrize(("stop_signal", "is_ours"), [("SIGTERM", False), ("SIGINT", True)])
+def test_a_rank_that_ends_by_a_signal_that_nobody_sent_was_not_stopped_by_argosy(
+    stop_signal, is_ours
+):
+    spec = {"roles": {"train": {"stop_signal": stop_signal}}}
+    log = Log().add(0.5, "run.submitted", spec=spec).gang(1.0, 1, count=2)
+    log.exit(5.0, "a1.0", signal=2)
+    log.add(5.1, "attempt.stopping", attempt="a1.1", level="term", reason="its gang failed")
+    log.exit(5.2, "a1.1", signal=2)
+    (incident,) = find_incidents(log.events)
+    assert ("stopped by Argosy" in incident.collateral) == is_ours
+    assert ("failed before Argosy could stop" in incident.collateral) != is_ours
+
+
 def test_an_exception_outside_a_collective_beats_the_connection_errors_it_causes():
     for order in itertools.permutations(range(3)):
         log = Log().gang(1.0, 1, count=3)

@@ -107,6 +107,7 @@ def test_a_module_and_a_command_are_taken():
     [
         (["tain.py"], "does not exist", "train.py"),
         (["."], "is a directory", "-m"),
+        (["--", ""], "the command has an empty name", "name the program"),
         (["--", "no-such-program-here"], "no command 'no-such-program-here' on PATH", "full path"),
         (["--", "./train.py"], "not executable", "chmod +x"),
         (["--", "train.py"], "no command 'train.py' on PATH", "./train.py"),

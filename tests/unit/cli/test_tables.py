@@ -6,6 +6,7 @@ from argosy.cli import paint as painting
 from argosy.cli.paint import Paint, count, render_table
 from argosy.cli.ps import why_of
 from argosy.cli.queue import HEADERS, row_of
+from argosy.cli.tree import run_node
 
 ENTRY = {"run": "r1", "name": "big", "priority": 0, "share": "big", "cpus": 2.0, "ahead": 3}
 WHY = "queued: needs 2 CPUs, 1 free, 3 runs ahead"
@@ -33,6 +34,12 @@ def test_a_reason_too_long_for_the_terminal_stands_below_its_row(monkeypatch):
     assert lines[2] == "    needs 2 CPUs, 1 free, 3 runs ahead"
     assert lines[3].endswith("short")
     assert all(len(line) <= 60 for line in lines)
+
+
+def test_the_tree_says_once_that_a_run_is_queued():
+    view = {"run": "r1", "name": "big", "state": "queued", "outcome": "", "waiting": WHY}
+    title, _ = run_node({**view, "roles": []}, {}, Paint(io.StringIO()))
+    assert title == "run r1 big queued: needs 2 CPUs, 1 free, 3 runs ahead"
 
 
 def test_an_end_is_told_in_the_words_of_why():

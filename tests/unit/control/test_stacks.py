@@ -24,7 +24,7 @@ def test_a_process_without_a_handler_is_never_signalled(tmp_path):
     try:
         assert not is_armed(process.pid)
         (stack,) = asyncio.run(take_stacks([Target("a", process.pid, str(tmp_path / "none"))]))
-        assert stack["error"]
+        assert stack["error"] == "it is no Python process"
         assert process.poll() is None
     finally:
         process.kill()
