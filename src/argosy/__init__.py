@@ -30,6 +30,7 @@ _PUBLIC = {
     "RoleSpec": ("argosy.config.spec", "RoleSpec"),
     "RunHandle": ("argosy.control.submission", "RunHandle"),
     "submit": ("argosy.control.submission", "submit"),
+    "submit_array": ("argosy.control.submission", "submit_array"),
     "RunFailed": ("argosy.errors", "RunFailed"),
     "GenerationChanged": ("argosy.errors", "GenerationChanged"),
 }
@@ -54,6 +55,7 @@ __all__ = [
     "models",
     "schedules",
     "submit",
+    "submit_array",
 ]
 
 

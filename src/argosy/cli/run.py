@@ -43,8 +43,14 @@ def submit_program(program: Program, cluster: Cluster) -> list[RunHandle]:
         submission["secrets"] = program.secrets
     _warn_of_lost_variables(submission["env"])
     shield = Shield()
-    with Progress().during("starting the cluster"):
-        handles = send(cluster, submission, shield=shield)
+    progress = Progress()
+    with progress.during("submitting the run"):
+        handles = send(
+            cluster,
+            submission,
+            shield=shield,
+            on_start=lambda: progress.begin("starting the cluster"),
+        )
     if shield.num_interrupts:
         for handle in handles:
             handle.stop(hard=True, reason="Ctrl-C")

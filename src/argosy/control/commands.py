@@ -39,7 +39,7 @@ def check_secrets(spec: RunSpec, blobs: dict[str, str]) -> None:
             if secret not in blobs:
                 raise ConfigError(
                     f"roles.{name}.secrets names {secret!r}, which was not given",
-                    fix=f"submit the run with a value for {secret}",
+                    fix=f"submit the run with a value for {secret}: --secret {secret}, or secrets={{{secret!r}: …}}",
                 )
 
 

@@ -30,11 +30,13 @@ from argosy.protocol.httpclient import SILENCE_SECONDS, unreachable
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from typing import Any
 
     from argosy.config.spec import RunSpec
+
+    Spec = RunSpec | dict[str, Any] | str | os.PathLike[str]
 
 UP_SECONDS = 30.0
 """How long a new cluster may take until its controller answers."""
@@ -100,34 +102,86 @@ class RunHandle:
 
 
 def submit(
-    spec: RunSpec | dict[str, Any] | str | os.PathLike[str], wait: bool = False
+    spec: Spec, wait: bool = False, *, secrets: Mapping[str, str] | None = None
 ) -> RunHandle:
     """Start a run from a RunSpec, plain objects, or the path of a TOML file; the cluster is started on demand.
 
-    With `wait` it returns after the end, and raises RunFailed when the run did not succeed.
+    `secrets` has the values of those that roles name. With `wait` it returns after the end, and raises RunFailed when the run did not succeed.
     """
+    document = _read_spec(spec)
+    if document.get("array"):
+        fix = "argosy.submit_array(spec) returns a handle for each"
+        raise ConfigError(f"array = {document['array']} makes that many runs", fix=fix)
+    return _submit(document, wait, secrets or {})[0]
+
+
+def submit_array(
+    spec: Spec, wait: bool = False, *, secrets: Mapping[str, str] | None = None
+) -> list[RunHandle]:
+    """As `submit`, for a spec with `array`: all its runs, in order. With `wait` RunFailed is about the first that did not succeed."""
+    return _submit(_read_spec(spec), wait, secrets or {})
+
+
+def _read_spec(spec: Spec) -> dict[str, Any]:
+    """As plain objects, checked; objects of our classes too, which anybody can make with anything in them."""
     import msgspec
 
     from argosy.config.checks import check_spec
     from argosy.config.files import load_spec, make_spec
+    from argosy.config.spec import RunSpec
 
     if isinstance(spec, str | os.PathLike):
         checked = load_spec(os.fspath(spec))
-    else:
-        checked = make_spec(spec) if isinstance(spec, dict) else spec
-        check_spec(checked)
-    document: dict[str, Any] = msgspec.to_builtins(checked)
-    check_programs(document, working_directory(), os.environ)
-    handle = send(open_cluster(), describe_shell(document))[0]
-    if wait:
-        view = handle.wait()
-        if view["outcome"] != "succeeded":
-            raise RunFailed(
-                f"run {handle.run} {view['outcome']}: {view['reason']}",
-                fix=f"argosy why {handle.run}",
-                exit_code=view["exit_code"] or 1,
+    elif isinstance(spec, RunSpec | dict):
+        try:
+            plain = msgspec.to_builtins(spec)
+        except (TypeError, msgspec.ValidationError) as error:
+            raise ConfigError(
+                f"the spec cannot be read: {error}", fix="use texts, numbers and lists"
             )
-    return handle
+        checked = make_spec(plain)
+        check_spec(checked)
+    else:
+        fix = "give a RunSpec, a dict, or the path of a TOML file"
+        raise ConfigError(f"a spec cannot be made of {spec!r}", fix=fix)
+    document: dict[str, Any] = msgspec.to_builtins(checked)
+    return document
+
+
+def _submit(document: dict[str, Any], wait: bool, secrets: Mapping[str, str]) -> list[RunHandle]:
+    _check_given(document, secrets)
+    check_programs(document, working_directory(), os.environ)
+    submission = describe_shell(document)
+    if secrets:
+        submission["secrets"] = dict(secrets)
+    handles = send(open_cluster(), submission)
+    if wait:
+        ends = [handle.wait() for handle in handles]
+        for view in ends:
+            _check_success(view)
+    return handles
+
+
+def _check_given(document: dict[str, Any], secrets: Mapping[str, str]) -> None:
+    named = {name for role in document["roles"].values() for name in role.get("secrets", ())}
+    for name, value in secrets.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"the secret {name!r} is {type(value).__name__}", fix="give a text")
+        if name not in named:
+            fix = f"add it to a role: RoleSpec(…, secrets=[{name!r}])"
+            raise ConfigError(f"no role names the secret {name!r}", fix=fix)
+    if missing := sorted(named - set(secrets)):
+        fix = f"argosy.submit(spec, secrets={{{missing[0]!r}: …}})"
+        raise ConfigError(f"the secret {missing[0]!r} was not given", fix=fix)
+
+
+def _check_success(view: dict[str, Any]) -> None:
+    if view["outcome"] != "succeeded":
+        raise RunFailed(
+            f"run {view['run']} {view['outcome']}: {view['reason']}",
+            fix=f"argosy why {view['run']}",
+            exit_code=view["exit_code"] or 1,
+        )
 
 
 def send(
@@ -135,10 +189,11 @@ def send(
     submission: dict[str, Any],
     *,
     shield: AbstractContextManager[object] | None = None,
+    on_start: Callable[[], object] = lambda: None,
 ) -> list[RunHandle]:
     """Hand a submission to the controller, bringing the cluster up first if it does not answer.
 
-    `shield` is entered around the question that makes the run.
+    `shield` is entered around the question that makes the run; `on_start` is called when there is no cluster yet.
     """
     check_space(cluster.home)
     client = ControllerClient(cluster)
@@ -150,6 +205,7 @@ def send(
     try:
         answer = post()
     except (FileNotFoundError, ConnectionRefusedError):
+        on_start()
         bring_up(cluster, warm=warm_parent(submission))
         answer = client.reach(post)
     except OSError as error:

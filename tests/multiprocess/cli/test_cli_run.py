@@ -237,6 +237,12 @@ def test_a_run_from_python_is_the_same(argosy):
         "    argosy.submit({'roles': {'main': {'command': ['sh', '-c', 'exit 5']}}}, wait=True)\n"
         "except argosy.RunFailed as error:\n"
         "    print(type(error).__name__, error.exit_code)\n"
+        "read = ['sh', '-c', 'test $(cat <&$ARGOSY_SECRET_KEY_FD) = deep']\n"
+        "spec = argosy.RunSpec(roles={'main': argosy.RoleSpec(command=read, secrets=['KEY'])})\n"
+        "print(argosy.submit(spec, wait=True, secrets={'KEY': 'deep'}).view()['outcome'])\n"
+        "array = {'name': 'lot', 'array': 3, 'roles': {'main': {'command': ['true']}}}\n"
+        "handles = argosy.submit_array(array, wait=True)\n"
+        "print(*(handle.name + ' ' + handle.view()['outcome'] for handle in handles))\n"
     )
     import subprocess
 
@@ -247,4 +253,6 @@ def test_a_run_from_python_is_the_same(argosy):
         text=True,
         timeout=60,
     )
-    assert done.stdout == "succeeded\nRunFailed 5\n", done.stderr
+    first, failed, secret, array = done.stdout.splitlines()
+    assert (first, failed, secret) == ("succeeded", "RunFailed 5", "succeeded"), done.stderr
+    assert array == "lot[0] succeeded lot[1] succeeded lot[2] succeeded"

@@ -1,12 +1,15 @@
 """The lines around a run in the foreground: which one it is, where its output is, how it ended."""
 
+import contextlib
 import io
 import os
 import sys
 
 import pytest
 
+from argosy.cli import run
 from argosy.cli.announce import announce_start, announce_success, warn_of_input
+from argosy.cli.program import Program
 
 
 class Screen(io.StringIO):
@@ -69,3 +72,26 @@ def test_what_is_piped_in_and_not_passed_on_is_told(capsys, tmp_path):
     with (tmp_path / "file").open() as file:
         warn_of_input(file.fileno())
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_only_a_cluster_that_is_started_is_said_to_be(monkeypatch, is_up):
+    said = []
+
+    class Line:
+        begin = said.append
+
+        @contextlib.contextmanager
+        def during(self, text):
+            self.begin(text)
+            yield
+
+    def send(cluster, submission, *, shield, on_start):
+        if not is_up:
+            on_start()
+        return []
+
+    monkeypatch.setattr(run, "Progress", Line)
+    monkeypatch.setattr(run, "send", send)
+    run.submit_program(Program({"roles": {}}, {}, {}), None)
+    assert said == ["submitting the run", *([] if is_up else ["starting the cluster"])]
