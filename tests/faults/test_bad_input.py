@@ -39,6 +39,11 @@ BAD_SPECS = {
         "take one of them out",
     ),
     "no such command": ('[roles.a]\ncommand = ["no-such"]\n', "no command 'no-such'", "full path"),
+    "no such command of a probe": (
+        '[roles.a]\ncommand = ["true"]\nready = {command = ["no-such"]}\n',
+        "no command 'no-such'",
+        "full path",
+    ),
     "no such script": ('[roles.a]\nscript = "no.py"\n', "no.py does not exist", "check the path"),
     "no such directory": (
         '[roles.a]\ncommand = ["true"]\ncwd = "absent"\n',

@@ -61,7 +61,7 @@ class Probe(_Spec, frozen=True, kw_only=True):
     http: str | None = None
     """`PORTNAME/path`: ready when it answers 2xx."""
     file: str | None = None
-    """Path (relative to the process's cwd): ready when it exists."""
+    """Path (relative to the process's cwd): ready when it exists, and was not left there by an earlier start."""
     command: list[str] | None = None
     """Ready when it exits 0; run with the process's environment and cwd."""
     every_seconds: float = 0.2

@@ -289,7 +289,7 @@ class Agent:
             # Not now: the processes that are being started need the CPU more.
             self._loop.call_later(_WATCH_SECONDS, self._watch_outputs)
         for attempt, probe, launch in outputs.probes:
-            self._probes.begin(attempt, probe, launch)
+            self._probes.begin(attempt, probe, launch, began=self._roster.began(attempt))
         self._set_timer()
 
     def _tell_controller(self, messages: list[FromAgent]) -> None:

@@ -10,12 +10,14 @@ import asyncio
 import hashlib
 import os
 import signal
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from argosy.control.guests import Guests, exec_name, guest_order, is_exec
 from argosy.control.hostroom import find_shortage, find_unusable
+from argosy.control.keeper.census import look_at
 from argosy.control.keeperevents import is_step
 from argosy.control.keeperlink import KeeperLink
 from argosy.control.launchenv import LaunchEnvironments
@@ -74,6 +76,11 @@ class Roster:
     def exec_state(self, attempt: str) -> Data:
         """How it is doing; empty when it is not known here."""
         return self._execs.get(attempt, {})
+
+    def began(self, attempt: str) -> float:
+        """When its process began, in seconds since 1970; now, when there is none any more."""
+        process = look_at(self.pids.get(attempt, 0))
+        return time.time() - (process.age_seconds if process is not None else 0.0)
 
     def waiting_to_fork(self) -> list[Launch]:
         """Those that are to be forked from a warm parent and have no process yet."""

@@ -18,6 +18,8 @@ Check = Callable[[], Awaitable[str]]
 RunCommand = Callable[[Launch, list[str]], Awaitable[dict[str, Any]]]
 """Runs a command beside a process; how it exited."""
 _ATTEMPT_SECONDS = 5.0
+_CLOCK_SECONDS = 0.01
+"""By so much the kernel's stamps on files may be behind the time at which a process began."""
 _MOST_HEADER_BYTES = 16 << 10
 
 
@@ -31,10 +33,12 @@ class Probes:
         self._run_command = run_command
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def begin(self, attempt: str, probe: dict[str, Any], launch: Launch) -> None:
-        """Start to ask."""
+    def begin(
+        self, attempt: str, probe: dict[str, Any], launch: Launch, *, began: float = 0.0
+    ) -> None:
+        """Start to ask a process that began at this time."""
         self.cancel(attempt)
-        check = make_check(probe, launch, self._run_command)
+        check = make_check(probe, launch, self._run_command, began)
         self._tasks[attempt] = asyncio.create_task(self._ask(attempt, probe, check))
 
     def cancel(self, attempt: str) -> None:
@@ -51,11 +55,12 @@ class Probes:
     async def _ask(self, attempt: str, probe: dict[str, Any], check: Check) -> None:
         every = float(probe.get("every_seconds", 0.2))
         patience = float(probe.get("timeout_seconds", 60.0))
-        why = "it was never asked"
+        why = silence = _describe_silence(probe)
         try:
             async with asyncio.timeout(patience):
                 while why := await check():
                     await asyncio.sleep(every)
+                    why = silence
         except TimeoutError:
             self._tasks.pop(attempt, None)
             self._on_answer(attempt, False, f"not ready after {patience:g} s: {why}")
@@ -64,7 +69,16 @@ class Probes:
         self._on_answer(attempt, True, "")
 
 
-def make_check(probe: dict[str, Any], launch: Launch, run_command: RunCommand) -> Check:
+def _describe_silence(probe: dict[str, Any]) -> str:
+    """What it means when the time is over before the last question was answered."""
+    if probe.get("command"):
+        return f"{probe['command'][0]} has not ended"
+    return f"{probe.get('http') or probe.get('port') or probe.get('file')} has not answered"
+
+
+def make_check(
+    probe: dict[str, Any], launch: Launch, run_command: RunCommand, began: float
+) -> Check:
     """The question of this probe."""
     if probe.get("port"):
         port = launch.ports.get(str(probe["port"]), 0)
@@ -74,7 +88,7 @@ def make_check(probe: dict[str, Any], launch: Launch, run_command: RunCommand) -
         return lambda: _check_http(launch.ports.get(name, 0), "/" + path)
     if probe.get("file"):
         path = os.path.join(launch.cwd, str(probe["file"]))
-        return lambda: _check_file(path)
+        return _FileCheck(path, began).ask
     argv = [str(word) for word in probe.get("command") or ["false"]]
     return lambda: _check_command(run_command, launch, argv)
 
@@ -108,8 +122,29 @@ async def _check_http(port: int, path: str) -> str:
     return f"http port {port}{path}: answered {line.decode('latin-1').strip()[:80]!r}"
 
 
-async def _check_file(path: str) -> str:
-    return "" if os.path.exists(path) else f"there is no file {path}"
+class _FileCheck:
+    """A file that this process has made: one that an earlier start has left does not count until it is made anew."""
+
+    def __init__(self, path: str, began: float) -> None:
+        self._path = path
+        self._began = began - _CLOCK_SECONDS
+        self._left_over: tuple[int, int] | None = None
+        self._was_asked = False
+
+    async def ask(self) -> str:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            self._was_asked = True
+            return f"there is no file {self._path}"
+        # The time of its last change as the kernel has seen it: programs can set the other one.
+        stamp = (status.st_ino, status.st_ctime_ns)
+        if not self._was_asked and status.st_ctime < self._began:
+            self._left_over = stamp
+        self._was_asked = True
+        if stamp == self._left_over:
+            return f"{self._path} is older than the process"
+        return ""
 
 
 async def _check_command(run: RunCommand, launch: Launch, argv: list[str]) -> str:

@@ -45,6 +45,9 @@ def check_programs(spec: dict[str, Any], cwd: str, environ: Mapping[str, str]) -
             check_script(role_spec["script"], base)
         elif role_spec.get("command"):
             check_command(role_spec["command"][0], base, path)
+        probe = (role_spec.get("ready") or {}).get("command")
+        if probe and "/" not in probe[0]:  # what has a path may yet be made, by the process itself
+            check_command(probe[0], base, path)
 
 
 def check_script(script: str, cwd: str) -> None:

@@ -215,6 +215,26 @@ def test_a_process_that_is_never_ready_fails_with_the_reason(cluster):
     assert "/never/there" in view["reason"] + str(cluster.facts(view["run"]))
 
 
+def test_the_file_of_an_earlier_start_makes_nobody_ready(cluster, tmp_path):
+    first = "touch ready; until [ -e go ]; do sleep 0.01; done; exit 1"
+    role = {
+        "command": ["sh", "-c", f"[ $ARGOSY_RESTARTS = 0 ] || exec sleep 1000; {first}"],
+        "cwd": str(tmp_path),
+        "ready": {"file": "ready", "every_seconds": 0.02, "timeout_seconds": 0.5},
+        "restart": "transient",
+        "budget": {"user": 1},
+    }
+    run = cluster.submit({"main": role})
+    cluster.wait_state(run, "ready")
+    (tmp_path / "go").touch()
+    view = cluster.wait_ended(run)
+    facts = cluster.facts(run)
+    assert [fact["attempt"] for fact in facts if fact["kind"] == "attempt.ready"] == [
+        f"{run}.main.0.0"
+    ]
+    assert "ready is older than the process" in view["reason"] + str(facts)
+
+
 def test_output_over_its_limit_is_dropped_at_the_head(cluster):
     script = "i=0; while [ $i -lt 40 ]; do i=$((i+1)); head -c 65535 /dev/zero | tr '\\0' x; echo; done; echo last; sleep 0.2"
     run = cluster.submit({"main": {"command": ["sh", "-c", script], "log_bytes": 200_000}})

@@ -1,6 +1,10 @@
 """What an agent has seen pass by, and what it answers from that."""
 
 import asyncio
+import os
+import time
+
+import psutil
 
 from argosy.control.errands import Errands, Roster
 from argosy.protocol.messages import Ask
@@ -29,3 +33,11 @@ def test_an_agent_knows_the_step_each_living_process_is_at():
     assert steps() == {"r1.train.0.0": 5}
     roster.seen({"event": "exited", "attempt": "r1.train.0.0", "code": 0})
     assert steps() == {}
+
+
+def test_a_process_began_when_the_kernel_says():
+    roster = Roster()
+    roster.seen({"event": "started", "attempt": "a", "pid": os.getpid()})
+    # psutil knows the time of the boot in whole seconds.
+    assert abs(roster.began("a") - psutil.Process().create_time()) < 2.0
+    assert roster.began("a") < time.time() <= roster.began("nobody") + 60.0

@@ -2,6 +2,7 @@ import asyncio
 import functools
 import socket
 import sys
+import time
 
 import pytest
 
@@ -42,11 +43,11 @@ async def refuse(launch, argv):
     raise ClusterError(f"nobody runs {argv} beside {launch.attempt} here")
 
 
-async def answer(probe, launch, run_command=refuse, meanwhile=None):
+async def answer(probe, launch, run_command=refuse, meanwhile=None, **more):
     """What one probe says in the end."""
     told = asyncio.get_running_loop().create_future()
     probes = Probes(lambda attempt, ready, why: told.set_result((attempt, ready, why)), run_command)
-    probes.begin("r.a.0.0", {"every_seconds": 0.01, **probe}, launch)
+    probes.begin("r.a.0.0", {"every_seconds": 0.01, **probe}, launch, **more)
     if meanwhile is not None:
         await asyncio.sleep(0.05)
         assert not told.done()
@@ -89,6 +90,37 @@ async def test_http_is_ready_when_it_answers_well(tmp_path):
 async def test_a_file_is_ready_when_it_exists_in_the_process_directory(tmp_path):
     found = await answer({"file": "ready"}, launch(tmp_path), meanwhile=(tmp_path / "ready").touch)
     assert found[1]
+
+
+@in_loop
+async def test_a_file_that_an_earlier_start_has_left_does_not_count_until_it_is_made_anew(tmp_path):
+    (tmp_path / "ready").touch()
+    found = await answer(
+        {"file": "ready", "timeout_seconds": 0.05}, launch(tmp_path), began=time.time() + 5
+    )
+    assert (found[1], "older than the process" in found[2]) == (False, True)
+    found = await answer(
+        {"file": "ready"},
+        launch(tmp_path),
+        began=time.time() + 5,
+        meanwhile=(tmp_path / "ready").touch,
+    )
+    assert found[1], "whatever the clock of the disk says"
+    assert (await answer({"file": "ready"}, launch(tmp_path), began=time.time() - 5))[1]
+
+
+@in_loop
+async def test_who_has_not_answered_when_the_time_is_over_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = launch(tmp_path, web=silent.getsockname()[1])
+        found = await answer({"http": "web/health", "timeout_seconds": 0.05}, ports)
+    assert found == ("r.a.0.0", False, "not ready after 0.05 s: web/health has not answered")
+
+    async def hang(launch, argv):
+        await asyncio.Event().wait()
+
+    found = await answer({"command": ["check"], "timeout_seconds": 0.05}, launch(tmp_path), hang)
+    assert found[2] == "not ready after 0.05 s: check has not ended"
 
 
 @in_loop
