@@ -11,7 +11,7 @@ import msgspec
 
 from argosy.control.commands import RunStopping
 from argosy.control.faults import FaultOrder
-from argosy.control.views import RunView
+from argosy.control.views import ProcessView, RunView
 from argosy.protocol.facts import Event, FaultInjected
 from argosy.telemetry.logs import Line
 
@@ -38,6 +38,15 @@ class RunsQuery(Shape, frozen=True, kw_only=True):
     all: Flag = 0
     limit: Count = 100
     name: str = ""
+
+
+class ProcessesQuery(Shape, frozen=True, kw_only=True):
+    """Which processes to list."""
+
+    run: str = ""
+    all: Flag = 0
+    """Also those of runs that have ended."""
+    limit: Count = 1000
 
 
 class EventsQuery(Shape, frozen=True, kw_only=True):
@@ -167,6 +176,12 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
     """A list of runs, newest first."""
 
     runs: list[RunView]
+
+
+class Processes(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes of the newest runs first, each by its newest start."""
+
+    processes: list[ProcessView]
 
 
 class Hosts(msgspec.Struct, frozen=True, kw_only=True):

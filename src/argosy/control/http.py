@@ -29,7 +29,7 @@ from argosy.control.conductor import Conductor
 from argosy.control.evidence import MOST_STACKS
 from argosy.control.shutdown import Shutdown
 from argosy.control.streams import LogFollower, Place, RunStream, TiedRuns, follow_events, with_rank
-from argosy.control.views import RunView, with_looks
+from argosy.control.views import ProcessView, RunView, processes_of, with_looks
 from argosy.errors import (
     ArgosyError,
     ClusterError,
@@ -152,6 +152,29 @@ class HttpApi:
         """One run."""
         view = self._conductor.coordinator.run_view(request.path_params["run"])
         return _answer((await self._look_at([view]))[0])
+
+    async def processes(self, request: Request) -> Response:
+        """List processes."""
+        query = _query(request, api.ProcessesQuery)
+        coordinator = self._conductor.coordinator
+        if query.run:
+            runs = [coordinator.run_view(query.run)]
+        else:
+            runs = coordinator.runs_view(include_ended=bool(query.all), limit=query.limit)
+        found = processes_of(await self._look_at(runs))
+        return _answer({"processes": found[: query.limit]})
+
+    async def process(self, request: Request) -> Response:
+        """One process, by the id of its newest start."""
+        attempt = request.path_params["attempt"]
+        view = self._conductor.coordinator.run_view(attempt.partition(".")[0])
+        for process in processes_of(await self._look_at([view])):
+            if process.attempt == attempt:
+                return _answer(process)
+        raise NotFoundError(
+            f"no process has {attempt!r} as its newest start",
+            fix=f"GET /v1/processes?run={view.run} lists them; earlier starts are in the events",
+        )
 
     async def stop(self, request: Request) -> Response:
         """End a run, a role of it or one process."""
@@ -367,8 +390,7 @@ class HttpApi:
 
     async def _look_at(self, views: list[RunView]) -> list[RunView]:
         """Show which processes a signal has stopped and which wait for a warm parent: the log knows nothing of that, the hosts do."""
-        processes = [p for view in views for role in view.roles for p in role.processes]
-        hosts = {p.host for p in processes if p.pid or p.state == "planned"}
+        hosts = {p.host for p in processes_of(views) if p.pid or p.state == "planned"}
         halted: set[str] = set()
         importing: dict[str, str] = {}
         for host in hosts & set(self._conductor.links.hosts()):
@@ -439,6 +461,8 @@ ENDPOINTS = [
         ("GET", "/v1/runs/{run}/stacks", "stacks", "Stacks of its processes", api.Stacks, {"query": api.StacksQuery}),
         ("GET", "/v1/runs/{run}/logs", "logs", "Lines of output", api.Lines, {"query": api.LogsQuery, "streams": True}),
         ("GET", "/v1/runs/{run}/stream", "stream", "Lines and facts until the end", None, {"query": api.StreamQuery, "streams": True}),
+        ("GET", "/v1/processes", "processes", "List processes", api.Processes, {"query": api.ProcessesQuery}),
+        ("GET", "/v1/processes/{attempt}", "process", "One process", ProcessView, {}),
         ("POST", "/v1/processes/{attempt}/signal", "signal", "Signal a process", api.Done, {"body": api.SignalBody}),
         ("POST", "/v1/processes/{attempt}/exec", "exec", "Start a command beside a process", api.ExecStarted, {"status": 201, "body": api.ExecBody}),
         ("GET", "/v1/exec/{attempt}", "exec_state", "How an exec'd command is doing", api.ExecState, {}),

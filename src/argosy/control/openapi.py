@@ -27,6 +27,17 @@ _ERRORS = {
 }
 
 
+_SECURITY = {
+    "token": {"type": "http", "scheme": "bearer"},
+    "stream_token": {
+        "type": "apiKey",
+        "in": "query",
+        "name": "token",
+        "description": "Only with `Accept: text/event-stream`: an EventSource can send no header.",
+    },
+}
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One method on one path, as data."""
 
@@ -63,7 +74,7 @@ def describe(endpoints: list[Endpoint], version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": _SECURITY,
         },
         "security": [{"token": []}],
     }
@@ -86,6 +97,8 @@ def _operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
         "parameters": _path_parameters(endpoint.path) + _query_parameters(endpoint.query),
         "responses": responses,
     }
+    if endpoint.streams:
+        operation["security"] = [{"token": []}, {"stream_token": []}]
     if endpoint.body is not None:
         operation["requestBody"] = {
             "required": True,

@@ -14,6 +14,7 @@ import secrets
 import socket
 import struct
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 from uvicorn.config import Config
@@ -52,7 +53,8 @@ class TokenGate:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refusal(headers)
+        scope, token = _take_token(scope, headers)
+        refusal = self._refusal(headers, token)
         if refusal is None:
             await self._application(scope, receive, send)
             return
@@ -63,7 +65,7 @@ class TokenGate:
         await send({"type": "http.response.start", "status": status, "headers": answer})
         await send({"type": "http.response.body", "body": msgspec.json.encode(problem)})
 
-    def _refusal(self, headers: dict[bytes, str]) -> tuple[int, Problem] | None:
+    def _refusal(self, headers: dict[bytes, str], token: str) -> tuple[int, Problem] | None:
         host = headers.get(b"host", "").lower()
         if host not in self._hosts:
             what = f"Host {host!r} is not this server's"
@@ -72,13 +74,26 @@ class TokenGate:
         if origin is not None and origin.removeprefix("http://").lower() not in self._hosts:
             what = f"Origin {origin!r} is not this server's"
             return 403, Problem(error=what, fix=f"open the page from http://{min(self._hosts)}")
-        scheme, _, token = headers.get(b"authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(
-            token.strip().encode(), self._token.encode()
-        ):
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
             fix = "send `Authorization: Bearer TOKEN` with the content of the cluster's token file"
             return 401, Problem(error="the token is missing or wrong", fix=fix)
         return None
+
+
+def _take_token(scope: Any, headers: dict[bytes, str]) -> tuple[Any, str]:
+    """The token that was shown, and the request without it.
+
+    A browser's EventSource can send no header: a stream may have it in its query. Nothing else may, as addresses end in histories and logs;
+    and no cookie, which a browser would show to every other server of this machine.
+    """
+    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    rest = urlencode([(name, value) for name, value in query if name != "token"])
+    request = {**scope, "query_string": rest.encode()}
+    scheme, _, token = headers.get(b"authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return request, token.strip()
+    is_stream = scope["method"] == "GET" and "text/event-stream" in headers.get(b"accept", "")
+    return request, dict(query).get("token", "") if is_stream else ""
 
 
 def refusing(error: ArgosyError) -> Any:

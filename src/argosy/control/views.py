@@ -192,6 +192,11 @@ def process_state(supervisor: Supervisor, role: Role, process: Process) -> str:
     return "ready" if attempt.said_ready else "running"
 
 
+def processes_of(views: list[RunView]) -> list[ProcessView]:
+    """All processes of some runs."""
+    return [process for view in views for role in view.roles for process in role.processes]
+
+
 def with_looks(view: RunView, halted: set[str], importing: dict[str, str]) -> RunView:
     """The same view with what the hosts see: attempts that a signal has stopped, and those whose warm parent is importing something."""
     replace = msgspec.structs.replace

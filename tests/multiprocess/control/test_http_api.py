@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, NotFoundError
 
 pytestmark = pytest.mark.multiprocess
 DEADLINE_SECONDS = 60.0
@@ -173,9 +173,11 @@ def test_tcp_takes_only_the_token_under_its_own_name(quiet_cluster):
     token = Path(quiet_cluster.paths.token).read_text().strip()
     assert os.stat(quiet_cluster.paths.token).st_mode & 0o777 == 0o600
 
-    def ask(**headers):
+    def ask(target="/v1/status", method="GET", **headers):
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/status", headers={k.title(): v for k, v in headers.items()}
+            f"http://127.0.0.1:{port}{target}",
+            headers={k.title(): v for k, v in headers.items()},
+            method=method,
         )
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
@@ -190,6 +192,30 @@ def test_tcp_takes_only_the_token_under_its_own_name(quiet_cluster):
     assert ask(authorization=bearer, host="evil.example") == 403
     assert ask(authorization=bearer, origin="http://evil.example") == 403
     assert ask(authorization=bearer, origin=f"http://localhost:{port}") == 200
+    # What a browser's EventSource can send, and nothing else.
+    streams, stream = {"accept": "text/event-stream"}, f"/v1/events?follow=1&token={token}"
+    assert ask(stream, **streams) == 200
+    assert ask(stream) == 401
+    assert ask("/v1/events?follow=1&token=wrong", **streams) == 401
+    assert ask(stream, origin="http://evil.example", **streams) == 403
+    assert ask(f"/v1/down?token={token}", "POST", **streams) == 401
+
+
+def test_processes_can_be_listed_and_asked_for_by_their_id(cluster):
+    run = cluster.submit({"main": {"command": ["sleep", "1000"], "count": 2}})
+    cluster.wait_state(run, "running")
+    found = cluster.get(f"/v1/processes?run={run}")["processes"]
+    assert found == cluster.processes(run)
+    assert cluster.get("/v1/processes")["processes"][:2] == found, "the newest run first"
+    assert len(cluster.get("/v1/processes?limit=1")["processes"]) == 1
+    assert cluster.get(f"/v1/processes/{found[1]['attempt']}") == found[1]
+    for missing in (f"{run}.main.0.9", run, "none.main.0.0"):
+        with pytest.raises(NotFoundError):
+            cluster.get(f"/v1/processes/{missing}")
+    cluster.post(f"/v1/runs/{run}/stop", {"hard": True})
+    cluster.wait_ended(run)
+    ended = cluster.get("/v1/processes?all=1")["processes"][:2]
+    assert [process["state"] for process in ended] == ["exited", "exited"]
 
 
 def test_values_of_environment_and_secrets_reach_the_process_and_nothing_else(cluster):
