@@ -125,11 +125,8 @@ class LogFollower:
             self._inotify = Inotify()
             self._loop.add_reader(self._inotify.fileno(), self._noticed)
             self._inotify.watch(self._logs, MODIFY | CREATE)
-        except FileNotFoundError:
-            # The run's directory could not be made or was removed: there is nothing to follow.
-            pass
         except OSError:
-            # This user watches as much as he may already.
+            # This user watches as much as he may already, or a full disk had no room for the run's directory.
             self.close()
             self._is_polling = True
 

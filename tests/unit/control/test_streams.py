@@ -151,6 +151,19 @@ async def test_output_is_followed_also_by_a_user_who_may_watch_no_more(tmp_path,
     follower.close()
 
 
+@in_loop
+async def test_output_is_followed_also_when_its_directory_is_made_later(tmp_path, monkeypatch):
+    monkeypatch.setattr("argosy.control.streams._POLL_SECONDS", 0.01)
+    follower = LogFollower(str(tmp_path), {})
+    follower.open()
+    assert await follower.read() == []
+    waiting = asyncio.ensure_future(follower.wait_changed())
+    make_logs(tmp_path)
+    await waiting
+    assert [line.text for line in await follower.read()] == ["one"]
+    follower.close()
+
+
 class QuietLog:
     """A log to which nothing is added."""
 
