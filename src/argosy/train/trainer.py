@@ -97,6 +97,7 @@ class Trainer(Beside):
         self.parts.transaction.patience.learn(seconds)
         self.parts.load_buffers()
         self.run.gang.step(self.step)
+        self.run.note_lasting()
         version = self.parts.committed
         result = result_of(step.index, [version.result(p) for p in range(self.num_parts)], seconds)
         if result.is_rewound:

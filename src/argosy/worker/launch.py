@@ -215,6 +215,7 @@ def _make_run(config_type: type[Any] | None, options: Options, *, is_member: boo
     if before:
         _note_changes(before, record, options)
     directory, is_new = _settle_directory(name, options, record, is_member=is_member)
+    is_same = bool(options.resume) and directory == Path(options.resume).absolute()
     run = Run(
         name=name,
         directory=directory,
@@ -225,6 +226,9 @@ def _make_run(config_type: type[Any] | None, options: Options, *, is_member: boo
         allows_drift="drift" in options.allowed,
     )
     run.is_new = is_new
+    if is_same:
+        # Only when something has come of it: what is refused leaves the run as it was, and the next resume too.
+        run.when_lasting = lambda: records.write_changed(directory, record)
     return run
 
 
@@ -244,13 +248,13 @@ def _settle_directory(
 ) -> tuple[Path, bool]:
     """The run's directory, with its record, and whether it was made here."""
     given = os.environ.get("ARGOSY_RUN_DIRECTORY") if is_member else None
+    resumed = str(Path(options.resume).absolute()) if options.resume else ""
     is_new = False
-    if given:
+    if given and given != resumed:
         directory = Path(given)
         records.write_first(directory, record)
-    elif options.resume and options.directory in ("", options.resume):
-        directory = Path(options.resume).absolute()
-        records.write_changed(directory, record)
+    elif given or (resumed and options.directory in ("", options.resume)):
+        directory = Path(resumed)
     else:
         is_new = not (options.directory and Path(options.directory).exists())
         directory = records.make_directory(name, options.directory)

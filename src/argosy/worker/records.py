@@ -20,6 +20,8 @@ from argosy.worker.settings import flatten, parse_keys
 from argosy.worker.sources import find_changed
 
 Record = dict[str, Any]
+_OF_A_START = ("name", "digest", "threads", "source")
+"""What may be another at a resume."""
 
 
 def make_directory(name: str, wanted: str) -> Path:
@@ -83,7 +85,10 @@ def write_first(directory: Path, record: Record) -> None:
 
 
 def write_changed(directory: Path, record: Record) -> None:
-    """Put the record of a run that goes on in place of the older one."""
+    """Put the record of a run that goes on in place of the older one, unless it says the same: another rank may have been first."""
+    before = read_record(directory)
+    if all(before.get(key) == record[key] for key in _OF_A_START):
+        return
     draft = directory / f"config.json.{os.getpid()}"
     _write(draft, record)
     draft.replace(config_path(directory))

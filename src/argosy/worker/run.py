@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argosy.errors import ConfigError
+from argosy.errors import ArgosyError, ConfigError
 from argosy.worker import gang as gangs
 from argosy.worker.journal import Journal
+from argosy.worker.notices import say
 from argosy.worker.onces import run_once
 from argosy.worker.states import State
 
@@ -55,6 +56,8 @@ class Run:
         """The ranks of which the lowest living one writes, set by a trainer in whose steps not all take part; None: all."""
         self.last_saved: int | None = None
         """The step that this process knows to be saved."""
+        self.when_lasting: Callable[[], None] | None = None
+        """Called once when something has come of this start: a step is committed, or `main` has returned."""
         self._trainer: Trainer | None = None
         self._journal = Journal(directory / "metrics.jsonl")
         self._calls: dict[str, int] = {}
@@ -95,8 +98,19 @@ class Run:
 
     def finish(self, *, has_failed: bool = False) -> None:
         """Called when `main` has returned, or has raised: what was trained is saved, on one rank, if its loop is over."""
+        if not has_failed:
+            self.note_lasting()
         if self._trainer is not None:
             self._trainer.save_at_end(has_failed=has_failed)
+
+    def note_lasting(self) -> None:
+        """Something has come of this start. A record that cannot be written costs no training."""
+        note, self.when_lasting = self.when_lasting, None
+        if note is not None:
+            try:
+                note()
+            except ArgosyError as error:
+                say(str(error))
 
     def note_saved(self, step: int, path: Path | None) -> None:
         """The trainer has saved, here or on another rank, or had no step to save: the runtime and the person are told."""

@@ -1,7 +1,7 @@
 """Several launches of one small training, one after the other in this process; after each of them its exit code is printed.
 
 What happens in step 4 is said by the config: all ranks are killed and Ctrl-C is pressed (`vanish`), Ctrl-C is pressed twice, when a checkpoint was made on the way (`twice`), or user code breaks out of its
-loop (`break`) or raises in this and in every later step (`raise`); with `sleepy` one rank hangs before it makes its trainer.
+loop (`break`) or raises in this and in every later step (`raise`); with `sleepy` one rank hangs before it makes its trainer, with `wider` its batches are larger.
 """
 
 import os
@@ -47,7 +47,7 @@ def main(run, config):
         data=ar.data.as_source(Rows(), names=("row",)),
         loss=lambda model, batch: (model(batch.row).square().sum(), batch.rows),
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
-        batch_size=8,
+        batch_size=16 if config.case == "wider" else 8,
         lanes=4,
         first_hang_seconds=0.3,
         checkpoints=ar.Checkpoints(every=2) if config.case == "twice" else ar.Checkpoints(),
@@ -103,6 +103,7 @@ if __name__ == "__main__":
         assert not Path("runs").exists()
         launch("-n", "2", "--directory", "vanished", "--set", "case=vanish")
         launch("-n", "2", "--resume", "vanished", "--set", "case=")
+        launch("-n", "2", "--resume", "vanished", "--set", "case=wider")
         launch("-n", "1", "--resume", "vanished")
         launch("-n", "2", "--directory", "twice", "--set", "case=twice")
         launch("-n", "1", "--directory", "alone", "--set", "case=twice")

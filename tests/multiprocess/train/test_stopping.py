@@ -1,5 +1,6 @@
 """What `python train.py` says and leaves when it is stopped, resumed, refused, finished, or when a rank never comes to train."""
 
+import json
 import os
 import subprocess
 import sys
@@ -37,6 +38,7 @@ NAMES = (
     "refused",
     "vanished",
     "resumed",
+    "mistaken",
     "finished",
     "twice",
     "alone",
@@ -75,6 +77,17 @@ def test_a_resume_says_where_it_goes_on_and_the_end_is_saved(said):
     assert "argosy: goes on from step 5 of vanished" in lines
     assert lines[-2:] == [SAVED.format(8, "vanished", 8), "code 0"]
     assert saves_in(said[1] / "vanished") == ["step-000000005", "step-000000008"]
+
+
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(said):
+    lines, directory = said[0]["mistaken"], said[1]
+    assert lines[0] == "argosy: the run goes on with another case: '' -> 'wider'"
+    assert "was trained on other data, another batch size" in lines[-3]
+    assert lines[-1] == "code 65"
+    record = json.loads((directory / "vanished" / "config.json").read_text())
+    assert (record["config"], record["overrides"]) == ({"case": ""}, ["case=vanish", "case="])
+    assert len(record["lineage"]) == 1
+    assert said[0]["finished"][-1] == "code 0"
 
 
 def test_a_finished_run_that_is_resumed_says_so(said):
