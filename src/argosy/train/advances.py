@@ -5,10 +5,12 @@ Works on the parameters that this rank updates, from the old version into the ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
 
+from argosy.errors import ConfigError
 from argosy.move.gathered import values_of
 from argosy.move.layout import Layout
 from argosy.train.lanes import BUFFER
@@ -59,8 +61,7 @@ class Advance:
                 gradients[name] = None
         if found:
             torch._foreach_mul_(found, scale)
-        schedule = self._settings.schedule
-        self._updaters[part].update(old, new, gradients, schedule(step) if schedule else 1.0)
+        self._updaters[part].update(old, new, gradients, self._factor(step))
         if self._settings.ema is not None:
             for name in gradients:
                 torch.lerp(
@@ -69,6 +70,16 @@ class Advance:
                     1.0 - self._settings.ema,
                     out=new.tensor(name, "ema"),
                 )
+
+    def _factor(self, step: int) -> float:
+        """Of the learning rates; one that is no number would make all parameters none, for good."""
+        schedule = self._settings.schedule
+        factor = 1.0 if schedule is None else float(schedule(step))
+        if not math.isfinite(factor):
+            raise ConfigError(
+                f"the schedule gives {factor} for step {step}", fix="give a factor for every step"
+            )
+        return factor
 
 
 def _average(new: Version, name: str, flat: torch.Tensor, num_lanes: int) -> None:

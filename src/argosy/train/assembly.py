@@ -5,6 +5,7 @@ Called once per process by trainer.py, also by replacements, which find everythi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 
 from argosy.errors import ConfigError, MismatchError
 from argosy.move.layout import Layout, Parameter
-from argosy.train import digests
+from argosy.train import digests, stillness
 from argosy.train.lanes import BUFFER, WHOLE
 from argosy.train.memories import Memories, Version, Weights
 from argosy.train.replicas import PrivateWeights
 from argosy.train.roster import Roster
 from argosy.train.settings import Settings
-from argosy.train.stateplan import AVERAGE, VALUE, Field, StatePlan
+from argosy.train.stateplan import AVERAGE, MOST_PARTS, VALUE, Field, StatePlan
 from argosy.train.updates import Factory, Updater, check_disjoint, field_of
 
 _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
@@ -30,6 +31,23 @@ def prepare_numerics(settings: Settings) -> None:
         torch.use_deterministic_algorithms(True)
         # What is never read need not be filled: it costs 16 ms per ten million elements.
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
+
+
+def prepare_compiler(settings: Settings) -> None:
+    """Let every shape be compiled for itself: else which kernels a rank has would depend on the shapes it has met, and in which order."""
+    compiler = sys.modules.get("torch._dynamo")
+    if settings.mode == "exact" and compiler is not None:
+        config = compiler.config
+        config.automatic_dynamic_shapes = False
+        # Beyond this many shapes it would not compile any more.
+        config.recompile_limit = max(config.recompile_limit, config.accumulated_recompile_limit)
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the module or a part of it is, by `torch.compile(module)` or `module.compile()`."""
+    return any(
+        plain(part) is not part or part._compiled_call_impl is not None for part in model.modules()
+    )
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:
@@ -59,15 +77,16 @@ def trained_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def changing_buffers(model: torch.nn.Module, forward: Any) -> dict[str, torch.Tensor]:
     """Persistent buffers that one forward pass changes, such as batch statistics; the pass leaves no trace.
 
-    Without a `forward` all of them: it is not known then.
+    Without a `forward` all that could travel with gradients: it is not known then.
     """
-    saved = set(model.state_dict()) - {name for name, _ in model.named_parameters()}
-    buffers = {name: b for name, b in model.named_buffers() if name in saved and b.numel()}
-    if not buffers or forward is None:
+    buffers = stillness.saved_buffers(model)
+    if forward is None:
+        return {name: buffer for name, buffer in buffers.items() if _can_travel(buffer)}
+    if not buffers:
         return buffers
     before = {name: buffer.clone() for name, buffer in buffers.items()}
+    forward()  # with gradients: a loss may ask for some itself
     with torch.no_grad():
-        forward()
         changed = {
             name: buffer for name, buffer in buffers.items() if not _equal(buffer, before[name])
         }
@@ -90,6 +109,11 @@ def make_updaters(
         name: torch.nn.Parameter(p.data.to(master_dtype(p.dtype))) for name, p in trained.items()
     }
     factories = dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
+    if not 1 <= len(factories) <= MOST_PARTS:
+        raise ConfigError(
+            f"{len(factories)} optimizers",
+            fix=f"give 1 to {MOST_PARTS}: one optimizer may have many groups of parameters",
+        )
     updaters = [Updater(name, factory, masters) for name, factory in factories.items()]
     check_disjoint(updaters, trained)
     return updaters
@@ -196,6 +220,13 @@ def _fill(version: Version, values: Mapping[str, torch.Tensor]) -> None:
         for field, tensor in version.fields_of(name):
             if field.key in (VALUE, AVERAGE):
                 tensor.copy_(values[name].detach())
+
+
+def _can_travel(buffer: torch.Tensor) -> bool:
+    """A mask of infinities would look like a step that is not finite, and a whole number may be too large for a slot."""
+    if buffer.is_floating_point():
+        return bool(buffer.isfinite().all())
+    return not buffer.is_complex() and bool((buffer.double().abs() <= 1 << 24).all())
 
 
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:

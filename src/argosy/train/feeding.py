@@ -19,6 +19,7 @@ from argosy.data.batches import Batch
 from argosy.errors import ConfigError
 from argosy.move import arenas
 from argosy.move.words import Memory
+from argosy.train import modes
 from argosy.train.seeds import mix, seed_all
 
 Produce = Callable[[int], Mapping[str, torch.Tensor]]
@@ -87,13 +88,8 @@ class Pantry:
     def _make(self, feeding: Feeding, model: torch.nn.Module, index: int, lane: int) -> bytes:
         """Call user code, in evaluation mode and without gradients, with generators of its own: others when a batch was left out."""
         seed_all(self._seed, index, lane, _SALT)
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                made: Any = feeding.produce(lane)
-        finally:
-            model.train(was_training)
+        with modes.evaluating(model), torch.no_grad():
+            made: Any = feeding.produce(lane)
         if not isinstance(made, Mapping) or not all(map(torch.is_tensor, made.values())):
             raise ConfigError(
                 f"step.feed() was given {type(made).__name__} for lane {lane}",

@@ -16,6 +16,8 @@ from argosy.errors import ConfigError
 
 Policy = Literal["skip", "rewind", "stop"]
 Verdict = Literal["go", "again", "skip", "rewind", "stop"]
+MOST_WINDOW = 2048
+"""The losses of so many steps are committed with each step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,10 +38,15 @@ class Guard:
     def __post_init__(self) -> None:
         if self.policy not in ("skip", "rewind", "stop"):
             raise ConfigError(f"guard policy {self.policy!r}", fix="use skip, rewind or stop")
-        if self.window < 8 or self.most_skips < 0 or self.snapshot_every < 1:
+        is_window = 8 <= self.window <= MOST_WINDOW
+        if not is_window or self.most_skips < 0 or self.snapshot_every < 1:
             raise ConfigError(
                 f"guard with window {self.window}, most_skips {self.most_skips}, snapshot_every {self.snapshot_every}",
-                fix="use a window of 8 or more, and positive counts",
+                fix=f"use a window of 8 to {MOST_WINDOW}, and positive counts",
+            )
+        if self.spike is not None and not self.spike > 0:
+            raise ConfigError(
+                f"guard with spike {self.spike}", fix="give a positive number, or None"
             )
 
 

@@ -1,7 +1,8 @@
-"""Weights are read-only outside a step: finds out when somebody has written to them all the same.
+"""Weights are read-only outside a step: finds out when somebody has written to them all the same, or has put others in their place.
 
 Several ranks that change one shared copy change it several times, and the next commit overwrites it: such a change is refused before it is computed with. In-place operations on a
-parameter raise its counter of changes; what goes around that (`.data`) is found in a few elements of every parameter, read in one go. Called by transaction.py when weights are derived and when lanes begin.
+parameter raise its counter of changes; what goes around that (`.data`) is found in a few elements of every parameter, read in one go. A module whose parameters lie elsewhere, or are other ones, would learn
+nothing. Called by transaction.py when weights are derived and when lanes begin, and by lanes.py.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Integrity:
         self._counters = [p._version for p in self._weights.parameters.values()]
 
     def check(self) -> None:
-        """ConfigError when they have been changed since."""
+        """ConfigError when they have been changed since, or moved."""
+        self._weights.check()
         if self._counters is None:
             return
         counters = [p._version for p in self._weights.parameters.values()]
@@ -44,6 +46,28 @@ class Integrity:
             name = each.find_change()
             if name is not None:
                 raise _changed(name)
+
+
+class Places:
+    """Where a module has the parameters that are trained: with `load_state_dict(assign=True)`, say, it would have others there."""
+
+    def __init__(self, model: torch.nn.Module, trained: Mapping[str, torch.nn.Parameter]) -> None:
+        names = {id(parameter): name for name, parameter in trained.items()}
+        self._places = [
+            (module._parameters, key, parameter, names[id(parameter)])
+            for module in model.modules()
+            for key, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in names
+        ]
+
+    def check(self) -> None:
+        """ConfigError when another parameter has taken one's place."""
+        for holder, key, parameter, name in self._places:
+            if holder.get(key) is not parameter:
+                raise ConfigError(
+                    f"the model has another parameter {name!r} than when the trainer was made",
+                    fix="build, load and cast the model before run.trainer(); later change values in `with trainer.edit()`",
+                )
 
 
 class _Sample:

@@ -17,7 +17,10 @@ import torch
 from argosy.errors import ConfigError
 from argosy.move.gathered import Claim, values_of
 from argosy.move.layout import Layout
+from argosy.train.integrity import Places
+from argosy.train.modes import Modes
 from argosy.train.seeds import seed_all
+from argosy.train.stillness import Stillness
 
 Loss = Callable[[torch.nn.Module, Any], Any]
 Terms = dict[str, tuple[float, float]]
@@ -41,6 +44,7 @@ class Lanes:
     ) -> None:
         plain = getattr(model, "_orig_mod", model)  # of a compiled one
         self._model = model
+        self._modes = Modes(model)
         self._layout = layout
         self._seed = seed
         self._is_exact = is_exact
@@ -54,6 +58,8 @@ class Lanes:
             for name, buffer in plain.named_buffers()
             if BUFFER + name in layout.indices
         }
+        self._still = Stillness(plain, set(self._buffers))
+        self._places = Places(plain, trained)
         self._apart: set[str] = set()
         """Parameters whose gradient comes in several pieces: (a + b) + c is not a + (b + c)."""
         self.lane = -1
@@ -98,8 +104,9 @@ class Lanes:
         seen = list(counters)
         touched: set[str] = set()
         terms: Terms = {}
-        if not self._model.training:
-            self._model.train()
+        self._places.check()
+        self._modes.resume()
+        self._still.note()
         for lane in range(claim.node.first, claim.node.stop):
             self.lane = lane
             is_first = lane == claim.node.first
@@ -112,7 +119,8 @@ class Lanes:
                 parameter.grad = None if name in self._apart and not is_first else view
             for parameter in self._indirect.values():
                 parameter.grad = None
-            torch.autograd.backward(total)
+            if total is not None:
+                torch.autograd.backward(total)
             if not self._collect(views, seen, is_first):
                 return None
             self._take_buffers(claim, lane)
@@ -121,6 +129,7 @@ class Lanes:
                 value = (_number(part), float(count))
                 terms[name] = value if before is None else _plus(before, value)
             touched |= self._take_indirect(claim)
+        self._still.check(step)
         for name, view, counter in zip(self._direct, views, counters, strict=True):
             if view._version != counter:
                 touched.add(name)
@@ -136,13 +145,16 @@ class Lanes:
 
     def _evaluate(
         self, loss: Loss, batch: Any
-    ) -> tuple[torch.Tensor, dict[str, tuple[Any, float]]]:
+    ) -> tuple[torch.Tensor | None, dict[str, tuple[Any, float]]]:
+        """What backward begins from (None: from nothing, this lane counts nothing), and the terms."""
         given = loss(self._model, batch)
         if isinstance(given, Mapping):
-            return self._weigh(given, getattr(batch, "totals", None))
-        total, count = _checked(given, "loss")
-        name = self._layout.terms[1]  # of one term alone the name is the trainer's
-        return total, {WHOLE: (total, count), name: (total, count)}
+            total, found = self._weigh(given, getattr(batch, "totals", None))
+        else:
+            total, count = _checked(given, "loss")
+            name = self._layout.terms[1]  # of one term alone the name is the trainer's
+            found = {WHOLE: (total, count), name: (total, count)}
+        return (total if total.requires_grad else None), found
 
     def _weigh(
         self, given: Mapping[str, Any], totals: Mapping[str, float] | None
@@ -156,8 +168,9 @@ class Lanes:
                     f"the loss returned a term {name!r}",
                     fix=f"name it: run.trainer(terms=({', '.join(map(repr, given))},))",
                 )
-            weight = float(value[2]) if len(value) == 3 else 1.0
-            part, count = _checked(value[:2], name)
+            is_weighed = isinstance(value, tuple | list) and len(value) == 3
+            weight = float(value[2]) if is_weighed else 1.0
+            part, count = _checked(value[:2] if is_weighed else value, name)
             found[name] = (part, count)
             if len(given) == 1:
                 return weight * part, {**found, WHOLE: (weight * part, count)}
@@ -167,6 +180,7 @@ class Lanes:
                     fix="run.trainer(counts=lambda batch: {name: count}) gives them before backward",
                 )
             whole = whole + part * (weight / totals[name])
+        whole = torch.as_tensor(whole)  # of no terms at all
         return whole, {**found, WHOLE: (whole, 0.0)}
 
     def _collect(self, views: list[torch.Tensor], seen: list[int], is_first: bool) -> bool:
@@ -251,14 +265,15 @@ def _checked(value: Any, name: str) -> tuple[torch.Tensor, float]:
             f"the sum of {name!r} is {type(total).__name__}, not a tensor with one element",
             fix='use reduction="sum"',
         )
-    if not total.requires_grad:
-        raise ConfigError(
-            f"the sum of {name!r} does not depend on any parameter",
-            fix="return it without .detach() or .item()",
-        )
     if not isinstance(count, int | float) or not math.isfinite(count) or count < 0:
         raise ConfigError(
             f"the count of {name!r} is {count!r}", fix="return a number, not negative"
+        )
+    # A lane in which there is nothing to learn from may say so with a plain zero.
+    if not total.requires_grad and (count or total.item()):
+        raise ConfigError(
+            f"the sum of {name!r} does not depend on any parameter",
+            fix="return it without .detach() or .item()",
         )
     return total, float(count)
 

@@ -28,6 +28,7 @@ from argosy.train.stateplan import (
 )
 
 _REGION = "bytes"
+_SMALL_STATE = "keep run.state small: numbers and short texts; tensors belong to the model"
 IMAGE = "image"
 """In the ledger: bytes of the optimizer's state, where it is kept as a whole."""
 
@@ -123,7 +124,7 @@ class Weights:
                 name = next(n for n, p in self.parameters.items() if p is parameter)
                 raise ConfigError(
                     f"parameter {name!r} no longer lies in the trainer's memory",
-                    fix="change weights in place inside `with trainer.edit()`; no .to(), .bfloat16() or assign=True",
+                    fix="build, load and cast the model before run.trainer(); later change values in `with trainer.edit()`",
                 )
 
 
@@ -220,7 +221,7 @@ class Version:
 
     @ledger.setter
     def ledger(self, value: dict[str, Any]) -> None:
-        self._write(0, LEDGER_BYTES - MOST_PARTS * RESULT_BYTES, value)
+        self._write(0, LEDGER_BYTES - MOST_PARTS * RESULT_BYTES, value, _SMALL_STATE)
 
     def result(self, part: int) -> dict[str, Any]:
         """What a part of the step that made this version has come to."""
@@ -229,18 +230,18 @@ class Version:
 
     def set_result(self, part: int, value: dict[str, Any]) -> None:
         """Written by one owner of the part before its pages are done."""
-        self._write(LEDGER_BYTES - (part + 1) * RESULT_BYTES, RESULT_BYTES, value)
+        at = LEDGER_BYTES - (part + 1) * RESULT_BYTES
+        self._write(at, RESULT_BYTES, value, "name fewer terms of the loss, or shorter")
 
     def _body(self, at: int) -> bytes:
         length = int.from_bytes(self._ledger[at : at + 8], "little")
         return bytes(self._ledger[at + 8 : at + 8 + length]) or b"{}"
 
-    def _write(self, at: int, room: int, value: dict[str, Any]) -> None:
+    def _write(self, at: int, room: int, value: dict[str, Any], fix: str) -> None:
         body = json.dumps(value, separators=(",", ":")).encode()
         if len(body) > room - 8:
             raise ConfigError(
-                f"what is committed with a step takes {len(body)} bytes of {room - 8}",
-                fix="keep run.state small: numbers and short texts; tensors belong to the model",
+                f"what is committed with a step takes {len(body)} bytes of {room - 8}", fix=fix
             )
         packed = len(body).to_bytes(8, "little") + body
         self._ledger[at : at + len(packed)] = packed

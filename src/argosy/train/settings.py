@@ -81,6 +81,7 @@ def _check(settings: Settings) -> None:
     _check_choice("precision", settings.precision, ("float32", "bfloat16"))
     _check_choice("mode", settings.mode, ("exact", "fast"))
     _check_choice("layout", settings.layout, ("shared", "replicated"))
+    _check_kinds(settings)
     if settings.clip is not None and not settings.clip > 0:
         raise ConfigError(f"clip = {settings.clip}", fix="give a positive norm, or None")
     if settings.ema is not None and not 0 < settings.ema < 1:
@@ -103,6 +104,32 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"prefetch = {settings.prefetch}", fix="give 0 or more")
     if settings.hang_seconds <= 0 or settings.first_hang_seconds <= 0:
         raise ConfigError("hang_seconds is not positive", fix="give seconds")
+
+
+def _check_kinds(settings: Settings) -> None:
+    """What would only be noticed in the middle of a step."""
+    kinds = {
+        "schedule": (
+            settings.schedule is None or callable(settings.schedule),
+            "give a function of the step: schedule=ar.schedules.cosine(1000, warmup=100)",
+        ),
+        "counts": (
+            settings.counts is None or callable(settings.counts),
+            "give a function of a batch: counts=lambda batch: {name: count}",
+        ),
+        "guard": (isinstance(settings.guard, Guard), 'guard=ar.Guard(policy="rewind")'),
+        "checkpoints": (
+            settings.checkpoints is None or isinstance(settings.checkpoints, Checkpoints),
+            "checkpoints=ar.Checkpoints(every=500)",
+        ),
+        "terms": (
+            type(settings.terms) in (tuple, list) and bool(settings.terms),
+            'give names: terms=("loss", "auxiliary")',
+        ),
+    }
+    for name, (is_right, fix) in kinds.items():
+        if not is_right:
+            raise ConfigError(f"{name} = {getattr(settings, name)!r}", fix=fix)
 
 
 def _check_replicated(settings: Settings) -> None:

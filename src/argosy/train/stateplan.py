@@ -12,9 +12,11 @@ import msgspec
 
 Kind = Literal["tensor", "int", "float", "bool", "none"]
 VALUE, AVERAGE = "value", "ema"
-LEDGER_BYTES = 1 << 16
-RESULT_BYTES = 1 << 10
+LEDGER_BYTES = 1 << 18
+"""With room for the largest state of user code, twice as long as text in text, and the losses of the longest window."""
+RESULT_BYTES = 1 << 12
 MOST_PARTS = 16
+"""Updates in a step."""
 _PAGE, _LINE = 4096, 64
 
 

@@ -146,8 +146,68 @@ def changed_outside(run):
     train(run, network(), before=change)
 
 
+def no_rate(run):
+    train(run, network(), schedule=lambda step: float("nan") if step == 2 else 1.0)
+
+
+def cast(run):
+    train(run, network(), before=lambda trainer, step: step.index and trainer.model.double())
+
+
+def assigned(run):
+    def assign(trainer, step):
+        if step.index:
+            trainer.model.load_state_dict(network().state_dict(), assign=True)
+
+    train(run, network(), before=assign)
+
+
+def assigned_to_a_replica(run):
+    trainer = run.trainer(
+        model=network(),
+        data=Numbers(),
+        loss=classify,
+        optimizer=adamw,
+        batch_size=32,
+        layout="replicated",
+    )
+    for step in trainer.steps(2):
+        trainer.model.load_state_dict(network().state_dict(), assign=True)
+        step.gradients()
+        step.commit()
+
+
 def changed_and_saved(run):
     changed_outside(run)
+
+
+class Counting(nn.Module):
+    """Begins to count rows in a buffer only after a while."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+def named_without_count(run):
+    train(run, network(), loss=lambda model, batch: {"loss": classify(model, batch)[0]})
+
+
+def late_buffer(run):
+    def loss(model, batch):
+        if batch.index >= 2:
+            model.rows += len(batch.labels)
+        return classify(model, batch)
+
+    train(run, Counting(), loss=loss)
+
+
+def many_optimizers(run):
+    train(run, network(), optimizer={str(number): adamw for number in range(17)})
 
 
 # --- data -----------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ import pytest
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 CASES = (
     *(f"{case}:{ranks}" for case in ("plain", "kinds", "bfloat16") for ranks in (1, 2, 3)),
+    "empty_lanes:1",
+    "empty_lanes:3",
+    "empty_lanes_by_hand:2",
     "named_terms:1",
     "named_terms:2",
     "named_terms:3",
@@ -31,6 +34,14 @@ def test_kinds_of_models_come_to_the_same_bits_on_one_two_and_three_ranks(result
     kinds = found[3]
     assert (kinds["is_kept"], kinds["is_tied"], kinds["has_statistics"]) == (True, True, True)
     assert kinds["num_batches"] == 4, "once per step, not once per lane"
+
+
+def test_a_lane_may_have_nothing_to_learn_from(results):
+    one, three, by_hand = results("empty_lanes:1", "empty_lanes:3", "empty_lanes_by_hand:2")
+    assert one == three
+    # A step without any gradient leaves everything as it is, one with zeros goes on by its momentum.
+    assert one["losses"][:3] == by_hand["losses"][:3]
+    assert one["losses"][2] == 0.0
 
 
 def test_named_terms_are_divided_by_their_own_totals_before_backward(results):

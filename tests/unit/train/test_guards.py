@@ -32,6 +32,7 @@ def test_a_spike_is_judged_by_the_losses_of_the_ledger():
     assert watch.judge(1.2, 1.0, attempt=0, skips=0) == "go"
 
 
-def test_unknown_policies_are_refused():
+@pytest.mark.parametrize("given", [{"policy": "ignore"}, {"window": 5000}, {"spike": 0.0}])
+def test_what_makes_no_sense_or_would_not_fit_is_refused(given):
     with pytest.raises(ConfigError):
-        Guard(policy="ignore")
+        Guard(**given)

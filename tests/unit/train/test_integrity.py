@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from argosy.errors import ConfigError
-from argosy.train.integrity import Integrity
+from argosy.train.integrity import Integrity, Places
 from argosy.train.memories import Weights
 
 names = (f"weights-{number}" for number in itertools.count())
@@ -55,3 +55,19 @@ def test_the_last_element_counts(weights, integrity):
     weights.parameters["1.weight"].data[-1, -1] += 1.0
     with pytest.raises(ConfigError, match=r"'1.weight' was changed"):
         integrity.check()
+
+
+def test_parameters_that_have_left_their_memory_are_found(weights, integrity):
+    weights.parameters["1.bias"].data = weights.parameters["1.bias"].data.clone()
+    with pytest.raises(ConfigError, match=r"'1.bias' no longer lies in the trainer's memory"):
+        integrity.check()
+
+
+def test_other_parameters_in_the_place_of_those_that_are_trained_are_found():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    places = Places(model, dict(model.named_parameters()))
+    places.check()
+    model[1].weight = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ConfigError, match=r"the model has another parameter '0.weight'"):
+        places.check()

@@ -13,6 +13,11 @@ from argosy.train.settings import Settings, resolve
         ({"mode": "quick"}, "mode = 'quick'"),
         ({"recover": False}, "no argument 'recover'"),
         ({"hang_seconds": 0.0}, "hang_seconds is not positive"),
+        ({"guard": "rewind"}, "guard = 'rewind'"),
+        ({"schedule": 0.1}, "schedule = 0.1"),
+        ({"counts": {"loss": 1}}, "counts = "),
+        ({"checkpoints": 500}, "checkpoints = 500"),
+        ({"terms": "loss"}, "terms = 'loss'"),
     ],
 )
 def test_settings_that_do_not_go_together_or_are_unknown_are_refused_with_a_fix(given, said):
