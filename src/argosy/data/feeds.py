@@ -101,6 +101,20 @@ class Feed:
             return None
         return self._sources[0].num_samples // self.batch_size
 
+    def rest(self, lane: int) -> Batch | None:
+        """A lane's share of what one pass over a single source has beyond its whole batches; lanes are filled in order, None is an empty one."""
+        if self._stages is not None:
+            return None
+        count = self._sources[0].num_samples
+        whole = count // self.batch_size
+        first = whole * self.batch_size + lane * self.rows
+        if first >= count:
+            return None
+        places = [
+            part.tolist() for part in self._find_samples(first, min(self.rows, count - first))
+        ]
+        return Batch(self._read(*places), index=whole, lane=lane)
+
     def __len__(self) -> int:
         if (count := self.num_batches) is None:
             raise TypeError("a mixture has no length: its feed is without end")

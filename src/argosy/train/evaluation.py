@@ -17,6 +17,7 @@ import torch
 
 from argosy import data as sources
 from argosy.errors import ConfigError
+from argosy.train import modes
 from argosy.train.lanes import Loss
 from argosy.train.seeds import mix, seed_all
 from argosy.train.shares import lane_to_take
@@ -32,8 +33,11 @@ Sums = dict[str, list[float]]
 class Task:
     """One evaluation in this process, with the lane that it is at: kept through changes of membership."""
 
-    def __init__(self, key: int, step: int, feed: Any, fn: Loss, batches: int) -> None:
-        self.key, self.step, self.feed, self.fn, self.batches = key, step, feed, fn, batches
+    def __init__(self, key: int, step: int, feed: Any, fn: Loss, batches: int | None) -> None:
+        """Without `batches` it is of all samples, also those that do not fill a last one."""
+        self.key, self.step, self.feed, self.fn = key, step, feed, fn
+        self.has_rest = batches is None and hasattr(feed, "rest")
+        self.batches: int = feed.num_batches if batches is None else batches
         self.lane: int | None = None
         self.record = 0
         self.rank = 0
@@ -66,14 +70,10 @@ class Evaluation:
             )
         chosen = fn or parts.loss
         step = parts.transaction.shown[1]
-        task = Task(self._key(feed, chosen, count, view), step, feed, chosen, count)
+        task = Task(self._key(feed, chosen, batches, view), step, feed, chosen, batches)
         parts.load_buffers()
-        was_training = parts.model.training
-        parts.model.eval()
-        try:
+        with modes.evaluating(parts.model):
             parts.transaction.persist(lambda: self._work(task))
-        finally:
-            parts.model.train(was_training)
         return _means(task.result)
 
     # --- the work -----------------------------------------------------------------------------
@@ -116,15 +116,12 @@ class Evaluation:
             self._take(task)  # the records of the rank that it had are another process's now
         while task.index < task.batches:
             parts.crew.look()
-            try:
-                found = self._call(task, lane)
-            except Exception as error:
-                parts.transaction.note_failure(task.step, lane, error)
-                raise
-            _add(task.sums, found)
+            _add(task.sums, self._try(task, lane))
             task.index += 1
             self._tally.advance(task.record, task.index)
             parts.crew.roster.advance(parts.crew.rank)
+        if task.has_rest:
+            _add(task.sums, self._try(task, lane))
         self._tally.finish(task.record, task.key, task.sums)
         task.lane = None
         parts.exchange.wake()
@@ -134,9 +131,19 @@ class Evaluation:
         task.rank = self._parts.crew.rank
         task.record = self._tally.take(task.rank, task.key, task.lane, os.getpid())
 
+    def _try(self, task: Task, lane: int) -> Sums:
+        try:
+            return self._call(task, lane)
+        except Exception as error:
+            self._parts.transaction.note_failure(task.step, lane, error)
+            raise
+
     def _call(self, task: Task, lane: int) -> Sums:
-        """The function on one batch, with the generators that belong to it."""
-        batch = task.feed.batch(task.index, lane)
+        """The function on one batch, with the generators that belong to it; after the last one on what is left."""
+        is_rest = task.index == task.batches
+        batch = task.feed.rest(lane) if is_rest else task.feed.batch(task.index, lane)
+        if batch is None:
+            return {}
         seed_all(self._parts.run.seed, task.step, lane, task.index)
         with torch.no_grad():
             return _checked(task.fn(self._parts.model, batch))
@@ -165,14 +172,18 @@ class Evaluation:
     def _feed_of(self, data: Any) -> Any:
         known = self._feeds.get(id(data))
         if known is None:
-            settings = self._parts.settings
-            feed = sources.as_source(data).feed(
-                batch_size=settings.batch_size, lanes=settings.lanes, seed=self._parts.run.seed
-            )
+            source, lanes = sources.as_source(data), self._num_lanes
+            size: int = self._parts.settings.batch_size
+            count = getattr(source, "num_samples", 0)
+            if lanes <= count < size:
+                size = (
+                    count // lanes * lanes
+                )  # a small set is no reason for small batches in training
+            feed = source.feed(batch_size=size, lanes=lanes, seed=self._parts.run.seed)
             known = self._feeds[id(data)] = (data, feed)
         return known[1]
 
-    def _key(self, feed: Any, fn: Callable[..., Any], batches: int, view: str) -> int:
+    def _key(self, feed: Any, fn: Callable[..., Any], batches: int | None, view: str) -> int:
         """The same for the same evaluation of the same version on every rank, also on one that has just joined."""
         version = self._parts.transaction.shown[0]
         if version != self._version:

@@ -61,6 +61,22 @@ def test_an_epoch_may_end_inside_a_batch(tokens):
         assert len({tuple(row) for row in part}) == 100
 
 
+def test_what_a_pass_has_beyond_its_whole_batches_is_the_rest(tokens):
+    feed = tokens.feed(batch_size=24, lanes=4, seed=1)  # of 100 rows
+    rests = [feed.rest(lane) for lane in range(4)]
+    assert [rest and (rest.rows, rest.index, rest.lane) for rest in rests] == [
+        (4, 4, 0),
+        None,
+        None,
+        None,
+    ]
+    rows = rows_of(feed, range(4)) + rests[0].tokens.tolist()
+    assert len({tuple(row) for row in rows}) == 100
+    assert all(tokens.feed(batch_size=10, lanes=5).rest(lane) is None for lane in range(5))
+    uneven = tokens.feed(batch_size=30, lanes=5)
+    assert [rest and rest.rows for rest in map(uneven.rest, range(5))] == [6, 4, None, None, None]
+
+
 def test_a_batch_is_the_same_whoever_asks_first(tokens, tmp_path):
     feed = tokens.feed(batch_size=8, lanes=4, seed=3)
     other = Tokens(tmp_path / "a.bin", "uint16", sequence_length=16).feed(8, 4, 3)
