@@ -20,7 +20,7 @@ from argosy.checkpoint import names
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
-from argosy.train import assembly, fingerprint, ledgers, replicas, room, saver, seeds
+from argosy.train import assembly, fingerprint, ledgers, modes, replicas, room, saver, seeds
 from argosy.train.checkpoints import Checkpoints
 from argosy.train.crew import Crew
 from argosy.train.feeding import Pantry, Unfed
@@ -58,6 +58,7 @@ class Parts:
         lanes = settings.lanes
         _check_arguments(model, loss)
         assembly.prepare_numerics(settings)
+        assembly.prepare_compiler(settings)
         _check_ranks(run.gang.world_size, lanes)
         self._tell_bounds()
         self.feed = _make_feed(data, settings, run.seed)
@@ -80,7 +81,9 @@ class Parts:
         num_parts = len(self.updaters)
         self.memories = assembly.make_memories(_PREFIX, plain, plan, settings, num_parts)
         self.fingerprint = fingerprint.take(
-            mode=settings.mode, threads=torch.get_num_threads(), compiled=plain is not model
+            mode=settings.mode,
+            threads=torch.get_num_threads(),
+            compiled=assembly.is_compiled(model),
         )
         roster = Roster(
             f"{_PREFIX}.roster",
@@ -106,6 +109,8 @@ class Parts:
         )
         self._turn: int | None = None
         """The last one that this process has begun."""
+        self._first_state = b""
+        """What user code had put into its state before the first step."""
         is_exact = settings.mode == "exact"
         self.lanes = Lanes(model, trained, layout, seed=run.seed, is_exact=is_exact)
         given = (
@@ -177,10 +182,10 @@ class Parts:
 
         self.transaction.persist(lambda: self.transaction.patience.wait(look, list))
         step, turn, body = found[0]
-        if body is None:
-            self.restore_state()
-        else:
+        if body is not None:
             self.run.state.restore(body)
+        elif turn:
+            self.restore_state()
         return step, turn
 
     def _is_unknown(self, turn: int) -> bool:
@@ -210,6 +215,7 @@ class Parts:
         self.run.gang.entered()
         self.transaction.enter()
         self.load_buffers()
+        self._first_state = self.run.state.snapshot()
         self.restore_state()
         # What is there now stays: the collector need not look at it again in every step.
         gc.collect()
@@ -272,7 +278,15 @@ class Parts:
         return {"data": self.feed.fingerprint, "fingerprint": self.fingerprint}
 
     def batch(self, work: Work, lane: int) -> Any:
-        """A lane's batch: made ahead, or at once, or by user code."""
+        """A lane's batch: made ahead, or at once, or by user code, which may take its time."""
+        roster, rank = self.crew.roster, self.crew.rank
+        roster.leave_step(rank)
+        try:
+            return self._make_batch(work, lane)
+        finally:
+            roster.enter_step(rank)
+
+    def _make_batch(self, work: Work, lane: int) -> Any:
         if work.feeding is None:
             return self._counted.take(work.index, lane)
         place = work.version, work.step, work.index
@@ -290,7 +304,7 @@ class Parts:
             return
         place, lanes = (work.version, work.step, work.index), range(self.settings.lanes)
         for lane in self.transaction.lanes_of_this_rank():
-            self._pantry.batch(feeding, self.model, place, lane)
+            self.batch(work, lane)
         self.exchange.wake()
 
         def missing() -> list[int]:
@@ -313,8 +327,9 @@ class Parts:
         work.totals = totals_of(counts, batches)
 
     def restore_state(self) -> None:
-        """Give user code the state that was committed."""
-        self.run.state.restore(self.committed.ledger.get("state", "").encode())
+        """Give user code the state that was committed, or if no step was, the one that it began with."""
+        state = self.committed.ledger.get("state")
+        self.run.state.restore(self._first_state if state is None else state.encode())
 
     def _expect(self, index: int) -> None:
         """Let the batches of this step and of those that follow be made."""
@@ -374,7 +389,7 @@ class Parts:
             parameter.grad = None
 
     def _look_at_one_lane(self) -> None:
-        self.model.train()
+        modes.begin_training(self.model)
         self.loss(self.model, self._counted.take(0, 0))
 
 

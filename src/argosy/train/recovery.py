@@ -15,7 +15,7 @@ _MEDIANS = 3.0
 _BUSY_FACTOR, _BUSY_SECONDS = 20.0, 30.0
 _IDLE_SECONDS = 0.2
 _OUTSIDE_SECONDS = 60.0
-"""A rank may be alone with an upload or a sample between two steps; so long it is left in peace, unless it is stopped."""
+"""A rank may be alone with an upload or a sample between two steps, or wait for the storage that a batch comes from; so long it is left in peace, unless it is stopped."""
 _LAST_FACTOR = 10.0
 """One that waits for others is hardly at fault, one that computes between two steps may have much to do; only if nothing else ends it."""
 
@@ -29,7 +29,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     is_waiting: bool = False
     """Whether it was seen to wait for others."""
     is_outside: bool = False
-    """Whether it is in user code between two steps."""
+    """Whether it is in user code between two steps, or in that which makes a batch."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def accuse(waited: float, before: Sighting, now: Sighting, limits: Limits) -> st
         return f"it waits without an end: awaited for {waited:.1f} s" if is_endless else ""
     if now.is_outside and idle < _OUTSIDE_SECONDS:
         is_endless = waited >= _LAST_FACTOR * max(end, _OUTSIDE_SECONDS)
-        return f"it is between two steps without an end: {waited:.1f} s" if is_endless else ""
+        return f"it is in user code without an end: {waited:.1f} s" if is_endless else ""
     if now.state == "S" and now.ticks == before.ticks and idle >= max(_IDLE_SECONDS, patience / 2):
         return f"it has used no CPU for {idle:.1f} s while it was awaited"
     if waited >= end:

@@ -201,7 +201,7 @@ class Roster:
         return self._signs(rank, 16, pid)
 
     def leave_step(self, rank: int) -> None:
-        """This process is in user code between two steps: it may take its time."""
+        """This process is in user code, between two steps or for a batch: it may take its time."""
         self._crossings |= _OUTSIDE
         self._sign(rank, 24, self._crossings)
 
@@ -221,7 +221,7 @@ class Roster:
         return self._signs(rank, 24, pid) & _DONE == _DONE
 
     def is_outside(self, rank: int, pid: int) -> bool:
-        """Whether that process is between two steps."""
+        """Whether that process is in user code that may take its time."""
         return self._signs(rank, 24, pid) & _OUTSIDE == _OUTSIDE
 
     def _sign(self, rank: int, word: int, count: int) -> None:
@@ -284,7 +284,7 @@ class Roster:
         if rank >= self._most_ranks:
             raise ConfigError(
                 f"rank {rank} of at most {self._most_ranks}",
-                fix="give run.trainer() a larger most_ranks",
+                fix=f"use at most {self._most_ranks} ranks, or more lanes",
             )
         return self._rows_at + (generation % _TABLES * self._most_ranks + rank) * _LINE
 

@@ -63,6 +63,42 @@ def evaluate(run, die=False):
     }
 
 
+def frozen_statistics(run):
+    """A part that user code keeps in evaluation mode stays in it, whatever else is done with the model."""
+    model = network(nn.BatchNorm1d(16), nn.Dropout(0.5))
+    model[1].eval()
+    before = model[1].running_mean.clone()
+    trainer = trainer_of(run, model=model)
+    for step in trainer.steps(3):
+        step()
+        trainer.evaluate(Numbers(256, seed=2))
+        if trainer.is_first:
+            model.eval()  # to draw a sample, say
+    return {
+        "digest": trainer.digest(),
+        "is_kept": torch.equal(before, model[1].running_mean),
+    }
+
+
+def evaluate_all(run):
+    """Sets that do not fill a last batch, or not even one."""
+    trainer = trainer_of(run)
+    for step in trainer.steps(2):
+        step()
+    sizes = 251, 40, 20, 9
+    found = {size: trainer.evaluate(Numbers(size, seed=2), accuracy) for size in sizes}
+    trainer.model.eval()
+    with torch.no_grad():
+        by_hand = {size: accuracy(trainer.model, ByHand(Numbers(size, seed=2))) for size in sizes}
+    return {
+        "found": [found[size] for size in sizes],
+        "by_hand": [
+            {name: float(total) / count for name, (total, count) in by_hand[size].items()}
+            for size in sizes
+        ],
+    }
+
+
 class ByHand:
     def __init__(self, held):
         self.inputs, self.labels = held.inputs, held.labels
@@ -96,6 +132,54 @@ def evaluate_wrongly(run):
         trainer.evaluate(Numbers(256), lambda model, batch: model(batch.inputs).mean())
     except ConfigError as error:
         return {"said": str(error)}
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+class Slow(Numbers):
+    """Storage that lets one rank wait for a sample, once, much longer than a step takes."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def __getitem__(self, number):
+        mark = self.run.directory / "waited"
+        if self.run.step == 4 and self.run.gang.rank == 1 and not mark.exists():
+            mark.touch()
+            time.sleep(3.0)
+        return super().__getitem__(number)
+
+
+def slow_batch(run):
+    trainer = trainer_of(run, data=Slow(run), hang_seconds=0.1)
+    for step in trainer.steps(6):
+        step()
+    return {"digest": trainer.digest(), "has_waited": (run.directory / "waited").exists()}
+
+
+def large_state_killed(run):
+    """As much as there may be, of what takes most room, from before the first step on; and many terms of the loss."""
+    names = [f"term-{number}" for number in range(32)]
+
+    def loss(model, batch):
+        total, count = classify(model, batch)
+        return {name: (total / len(names), count) for name in names}
+
+    trainer = trainer_of(
+        run,
+        loss=loss,
+        terms=tuple(names),
+        counts=lambda batch: dict.fromkeys(names, len(batch.labels)),
+    )
+    run.state["text"] = '"' * 32_000
+    run.state["steps"] = 0
+    for step in trainer.steps(3):
+        run.state["steps"] += 1
+        die_at(run, 1)
+        assert sorted(step().terms) == sorted(names)
+    return {"size": len(run.state["text"]), "steps": run.state["steps"]}
 
 
 # --- edits ----------------------------------------------------------------------------------------

@@ -8,8 +8,15 @@ CASES = (
     "evaluate:3",
     "evaluate_killed:3",
     "evaluate_wrongly:1",
+    "evaluate_all:1",
+    "evaluate_all:3",
+    "frozen_statistics:1",
+    "frozen_statistics:3",
     "evaluate_before_steps:1",
     "evaluate_before_steps_killed:3",
+    "large_state_killed:2",
+    "slow_batch:1",
+    "slow_batch:3",
     "edit:1",
     "edit:3",
     "edit_killed:3",
@@ -62,9 +69,33 @@ def test_evaluations_are_the_same_at_every_world_size_and_when_a_rank_dies_in_on
     assert "not (sum, count)" in wrong["said"]
 
 
+def test_an_evaluation_is_over_every_sample_once(results):
+    one, three = results("evaluate_all:1", "evaluate_all:3")
+    assert one == three
+    for found, by_hand in zip(one["found"], one["by_hand"], strict=True):
+        assert found["accuracy"] == by_hand["accuracy"]
+        assert found["loss"] == pytest.approx(by_hand["loss"], rel=1e-5)
+
+
+def test_a_part_in_evaluation_mode_stays_in_it(results):
+    one, three = results("frozen_statistics:1", "frozen_statistics:3")
+    assert one == three
+    assert one["is_kept"]
+
+
 def test_a_rank_that_joins_finds_the_evaluations_that_the_others_have_done(results):
     one, killed = results("evaluate_before_steps:1", "evaluate_before_steps_killed:3")
     assert one == killed
+
+
+def test_a_rank_that_waits_for_its_data_is_not_hung(results):
+    one, three = results("slow_batch:1", "slow_batch:3")
+    assert (one["digest"], three["has_waited"]) == (three["digest"], True)
+
+
+def test_state_from_before_the_loop_counts_and_is_as_large_as_is_said_beside_many_terms(results):
+    (found,) = results("large_state_killed:2")
+    assert found == {"size": 32_000, "steps": 3}
 
 
 def test_edits_are_made_once_also_when_ranks_die_before_and_after_them(results):

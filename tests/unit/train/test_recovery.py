@@ -69,4 +69,4 @@ def test_one_that_computes_between_two_steps_has_much_time_and_not_for_ever():
         return accuse(at, _seen(at, 9, "R"), _seen(at, 9, "R", is_outside=True), LIMITS)
 
     assert not look(500.0)
-    assert "between two steps" in look(800.0)
+    assert "in user code without an end" in look(800.0)
