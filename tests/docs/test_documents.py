@@ -25,6 +25,13 @@ def test_links_lead_to_files(document):
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_of_the_project_that_are_named_exist(document):
+    folders = "benchmarks|examples|scripts|src|tests"
+    named = re.findall(rf"`((?:{folders})/[\w/-]+\.\w+)`", document.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_files_named_in_the_architecture_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     folders = "cli|control|protocol|analyze|config|worker|testing|train|data|models|move"
