@@ -161,7 +161,11 @@ def named_terms_by_hand(run):
 
 
 def compiled(run):
-    return train(run, torch.compile(network(nn.Dropout(0.1)), dynamic=False), steps=3)
+    def evaluate(trainer, step):
+        if step.index == 1:  # batches of other shapes, in other numbers on each rank
+            trainer.evaluate(Numbers(41, seed=2))
+
+    return train(run, torch.compile(network(nn.Dropout(0.1))), steps=3, before=evaluate)
 
 
 # --- several optimizers ---------------------------------------------------------------------------
