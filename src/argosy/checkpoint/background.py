@@ -27,6 +27,7 @@ from argosy.checkpoint.together import Settings
 from argosy.checkpoint.writer import client
 from argosy.checkpoint.writer.client import WriterAbsent, WriterClient, WriterLost
 from argosy.checkpoint.writer.messages import Durable, Failed, Job, Progress
+from argosy.checkpoint.writer.pacing import Pace, Rate
 from argosy.errors import NoRoom
 
 _LOG = logging.getLogger("argosy.checkpoint")
@@ -43,11 +44,19 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     """Each process writes files of its own, for file systems where several cannot write into one."""
     threads: int = THREADS
     bytes_per_second: float = 0.0
-    """Of the writer process, all ranks of a host together; 0 is as fast as the disk takes it."""
+    """Of each process that writes: the writer process, for all ranks of a host together, or one that writes for itself. 0: as fast as the disk takes it."""
     deadline_seconds: float = 3600.0
-    """After which the writer gives a save up."""
+    """After which a save that is not written is given up."""
     files: Files = FILES
     """Every call to the operating system; others than these are written by this process."""
+
+
+def paced(
+    settings: Settings, writing: Writing, rate: Rate, tell: Callable[[int], None]
+) -> Settings:
+    """For one save that this process writes itself, from now on: no faster and no longer than it may."""
+    pace = Pace(rate, writing.bytes_per_second, writing.deadline_seconds, tell)
+    return msgspec.structs.replace(settings, pace=pace)
 
 
 class Background:
@@ -61,6 +70,7 @@ class Background:
         self._settings = settings
         self._writing = writing
         self._told = told
+        self._rate = Rate()
         self._gates = Gates()
         self._slots: list[SnapshotSlot | None] = [None, None]
         self._users: list[SaveHandle | None] = [None, None]
@@ -257,7 +267,7 @@ class Background:
     def _hear(self, task: _Task, answer: Progress | Durable | Failed) -> None:
         """In the thread that listens to the writer."""
         if isinstance(answer, Progress):
-            task.handle.written_bytes = answer.num_bytes
+            task.note_written(answer.num_bytes)
         elif isinstance(answer, Durable):
             task.prepared.staging.leave()
             task.handle.written_bytes = task.handle.total_bytes
@@ -280,15 +290,18 @@ class Background:
         prepared = task.prepared
         assert source is not None
         is_in_place = source is task.copy.source
+        writing = self._writing
+        if is_in_place:
+            # Training waits for it behind the gate.
+            writing = msgspec.structs.replace(writing, bytes_per_second=0.0)
+        settings = paced(self._settings, writing, self._rate, task.note_written)
         data = together.write(
             prepared.staging,
             prepared.outline,
             prepared.duties,
             source,
             self._group,
-            msgspec.structs.replace(
-                self._settings, confirm=task.copy.check if is_in_place else None
-            ),
+            msgspec.structs.replace(settings, confirm=task.copy.check if is_in_place else None),
         )
         task.copy.end()
         self._durable(task, None if data is None else manifests.crc_of(data))
@@ -333,6 +346,10 @@ class _Task:
         self.place = place
         self.step = handle.step
         self.may_begin = threading.Event()
+
+    def note_written(self, num_bytes: int) -> None:
+        """So much is on its way to the disk."""
+        self.handle.written_bytes = num_bytes
 
     def planned(self, prepared: Prepared) -> None:
         """What is copied whither is known now."""

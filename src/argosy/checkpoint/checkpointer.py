@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from argosy.checkpoint import commits, groups, manifests, names, records, saving, signatures
-from argosy.checkpoint.background import Background, Writing
+from argosy.checkpoint.background import Background, Writing, paced
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.books import Book
 from argosy.checkpoint.captures import capture
@@ -43,6 +43,7 @@ from argosy.checkpoint.tiers.senders import Senders
 from argosy.checkpoint.tiers.settings import Objects
 from argosy.checkpoint.tiers.uploader import Uploader
 from argosy.checkpoint.together import Settings
+from argosy.checkpoint.writer.pacing import Rate
 from argosy.errors import (
     ArgosyError,
     CheckpointDamaged,
@@ -131,6 +132,7 @@ class Checkpointer:
         self._settings = Settings(
             files=files, threads=self._writing.threads, shards=self._writing.shards
         )
+        self._rate = Rate()
         self._background: Background | None = None
         self._plans = saving.Plans()
 
@@ -207,7 +209,8 @@ class Checkpointer:
                 self._save_beside(facts, state, streams, gather, handle)
                 self._schedule.saved(time.monotonic() - begun)
                 return handle
-            data = saving.save_together(store, facts, gather, self._group, self._settings)
+            settings = paced(self._settings, self._writing, self._rate, _unheard)
+            data = saving.save_together(store, facts, gather, self._group, settings)
         except BaseException as failure:
             self._say("failed", step, begun, str(failure))
             raise
@@ -495,6 +498,10 @@ class Checkpointer:
         _LOG.info("step %d %s after %.3f s %s", step, what, event.seconds, detail)
         if self._listener is not None:
             self._listener(event)
+
+
+def _unheard(_num_bytes: int) -> None:
+    """Who waits for a save needs no news of it."""
 
 
 def _raise(failure: BaseException) -> NoReturn:

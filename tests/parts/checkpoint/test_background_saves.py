@@ -397,6 +397,25 @@ def test_what_went_wrong_in_the_writer_is_raised_by_the_next_call(store, base):
         assert other.save(base + 2, state, wait=False).wait(timeout=30).exists()
 
 
+def test_a_save_that_this_process_writes_has_a_deadline_and_a_rate_too(store, base, monkeypatch):
+    def absent(self):
+        raise WriterAbsent("none here")
+
+    late = Writing(deadline_seconds=1e-9)
+    # The first block is free; the second would be due in months.
+    slow = Writing(bytes_per_second=1.0, deadline_seconds=60.0)
+    state = {"x": torch.ones(3_000_000)}
+    monkeypatch.setattr(WriterClient, "connect", absent)
+    for place, writing in enumerate((late, slow)):
+        with Checkpointer(store, writing=writing) as checkpointer:
+            with pytest.raises(TimedOut, match="not written within"):
+                checkpointer.save(base + place, state)
+            handle = checkpointer.save(base + place, state, wait=False)
+            with pytest.raises(TimedOut, match="not written within"):
+                handle.wait(timeout=30)
+    assert steps_from(store, base) == []
+
+
 def test_without_memory_for_a_snapshot_the_state_is_written_behind_the_gate(
     store, base, monkeypatch
 ):
