@@ -17,7 +17,16 @@ from typing import Any, Literal
 
 import torch
 
-from argosy.checkpoint import headers, names, pickledvalues, records, saving, tables, trees
+from argosy.checkpoint import (
+    directio,
+    headers,
+    names,
+    pickledvalues,
+    records,
+    saving,
+    tables,
+    trees,
+)
 from argosy.checkpoint.blocks import BlockWriter
 from argosy.checkpoint.books import Book
 from argosy.checkpoint.commits import Store
@@ -148,6 +157,7 @@ def _write_weights(
 
     staging = store.stage(facts.step)
     try:
+        directio.check_space(FILES, staging.fd, image.num_bytes, f"step {facts.step}")
         source = FileSource(image, places)
         writer = BlockWriter(staging.fd, image, source, threads=_WRITERS, pace=pace)
         written = writer.write(duties)

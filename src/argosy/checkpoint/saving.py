@@ -113,12 +113,20 @@ def prepare(
         facts = msgspec.structs.replace(facts, parent=said[0].parent)
         image, duties = (plans or Plans()).plan(common, group, settings)
         if group.rank == 0:
-            directio.check_space(settings.files, staging.fd, image.num_bytes, f"step {facts.step}")
+            needed = _least_bytes(image, facts)
+            directio.check_space(settings.files, staging.fd, needed, f"step {facts.step}")
         outline = records.outline_of(facts, image, common)
     except BaseException as failure:
         together.give_up(staging, group, failure)
         raise
     return Prepared(staging=staging, outline=outline, duties=duties, book=book)
+
+
+def _least_bytes(image: Image, facts: Facts) -> int:
+    """What will have to be written for certain: of frozen files the parent may have all. What is left is looked at again when that is known."""
+    is_linkable = facts.parent is not None
+    files = [file for file in image.files if not (is_linkable and file.kind == "frozen")]
+    return sum(file.size for file in files)
 
 
 def said_by(rank: int, facts: Facts, book: Book) -> Said:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from argosy.checkpoint import boards, incremental, names, records, votes
+from argosy.checkpoint import boards, directio, incremental, names, records, votes
 from argosy.checkpoint.blocks import BlockWriter, Pace
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.commits import Staging
@@ -51,6 +51,10 @@ def write(
     if settings.is_incremental:
         reduced = incremental.reduce(staging, outline, duties, source, group, files=settings.files)
         outline, duties = reduced.outline, reduced.duties
+    if group.is_alone:
+        # Of several, the others may have reserved whole files by now, this one's part of them too: they were asked about together, before.
+        needed = sum(duty.stop - duty.start for duty in duties)
+        directio.check_space(settings.files, staging.fd, needed, f"step {staging.step}")
     writer = BlockWriter(
         staging.fd,
         outline.image,

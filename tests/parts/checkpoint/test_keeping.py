@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from argosy.checkpoint import Checkpointer, Writing, signatures
-from argosy.checkpoint.directio import Files
+from argosy.checkpoint.diffs import diff
+from argosy.checkpoint.directio import SPARE_BYTES, Files
 from argosy.checkpoint.retention import Keep
 from argosy.cli.app import main
-from argosy.errors import CheckpointDamaged, ConfigError
+from argosy.errors import CheckpointDamaged, ConfigError, HomeError
 
 
 def adapter():
@@ -93,6 +94,33 @@ def test_without_links_files_are_referred_to_and_what_is_referred_to_stays(tmp_p
     assert (record.stored, record.origin.step) == ("origin", 1)
     assert Checkpointer(tmp_path).steps() == [1, 4]
     assert Checkpointer(tmp_path).catalogue.verify(4).faults == []
+
+
+class Tight(Files):
+    """Room for what is trained, and not for what is frozen."""
+
+    is_tight = False
+
+    def free_bytes(self, descriptor):
+        return SPARE_BYTES + (1 << 20) if self.is_tight else super().free_bytes(descriptor)
+
+
+def test_what_is_linked_needs_no_room(tmp_path):
+    model, optimizer = adapter()
+    state, files = {"model": model, "optimizer": optimizer}, Tight()
+    with Checkpointer(tmp_path, writing=Writing(files=files)) as checkpointer:
+        checkpointer.save(1, state)
+        files.is_tight = True
+        train(model, optimizer)
+        checkpointer.save(2, state)
+        train(model, optimizer)
+        checkpointer.save(3, state, wait=False).wait(timeout=30)
+        with torch.no_grad():
+            model[0].weight.mul_(2.0)
+        with pytest.raises(HomeError, match=r"step 4 needs .* MiB and the disk has 17\.0 MiB free"):
+            checkpointer.save(4, state)
+        assert checkpointer.steps() == [1, 2, 3]
+    assert frozen_file(tmp_path, 3)[0].stat().st_nlink == 3
 
 
 def test_pinned_checkpoints_stay(tmp_path):

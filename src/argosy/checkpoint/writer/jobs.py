@@ -31,8 +31,6 @@ def carry_out(job: Job, slot: SnapshotSlot, pace: Pace) -> int | None:
         group = Group(job.rank, job.size, job.session, seconds=seconds)
         try:
             slot.check(job.sequence)
-            needed = sum(duty.stop - duty.start for duty in job.duties)
-            directio.check_space(FILES, staging.fd, needed, f"step {step}")
             source = StagedSource(image, job.duties, job.places, slot.address)
             settings = Settings(
                 files=FILES,
