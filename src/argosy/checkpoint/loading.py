@@ -58,7 +58,7 @@ class Loaded:
     values: dict[str, Any]
     """What each key of the state has become; numbers and texts are found here alone."""
     missing: list[str] = field(default_factory=list)
-    """Tensors of the state that the checkpoint lacks."""
+    """Values and tensors of the state that the checkpoint lacks."""
     unused: list[str] = field(default_factory=list)
     """Tensors under the loaded keys that the state has no place for."""
     statistics: Statistics = field(default_factory=Statistics)
@@ -85,6 +85,7 @@ def load(
     rules = rules or Rules()
     book = Book(rank)
     stored = opened.trees()
+    lacking = _lacking(opened, parts, stored, rules)
     with opened.naming_tensors():
         for key, part in parts.items():
             part.prepare(book, opened, stored.get(key))
@@ -100,8 +101,29 @@ def load(
         statistics = reads.read(jobs, threads=rules.threads, files=opened.files, visit=visit)
     values = {key: part.finish() for key, part in parts.items()}
     return Loaded(
-        step=opened.step, values=values, missing=missing, unused=unused, statistics=statistics
+        step=opened.step,
+        values=values,
+        missing=[*lacking, *missing],
+        unused=unused,
+        statistics=statistics,
     )
+
+
+def _lacking(
+    opened: Opened, parts: Mapping[str, Part], stored: Mapping[str, Any], rules: Rules
+) -> list[str]:
+    """Keys of values under which the checkpoint has none: who went on without would not notice."""
+    lacking = [
+        key for key, part in parts.items() if key not in stored and getattr(part, "is_value", False)
+    ]
+    if lacking and rules.strict != "any":
+        near = nearest(lacking[0], list(stored))
+        raise MismatchError(
+            f"{opened.path.name} has nothing under {lacking[0]!r}"
+            + (f"; the nearest it has is {near!r}" if near else ""),
+            fix='leave that key out of the load, or give Rules(strict="any") to keep what the state has',
+        )
+    return lacking
 
 
 def _match(opened: Opened, book: Book, rules: Rules) -> tuple[list[tuple[Entry, str]], list[str]]:

@@ -73,15 +73,17 @@ class OptimizerState:
 
     def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
         """Room for every tensor that the checkpoint has for a parameter that is here."""
-        if tree is None:
+        if not isinstance(tree, dict) or not tree.keys() >= _TREE:
             raise MismatchError(
                 f"{opened.path.name} has no optimizer under {self._key!r}",
                 fix="save under the same keys, or leave the optimizer out of the load",
             )
         by_name: dict[str, torch.Tensor] = {}
+        grouped: list[list[str]] = []
         for place, group in enumerate(self._optimizer.param_groups):
             parameters = group["params"]
-            by_name |= zip(self._names(book, place, parameters), parameters, strict=True)
+            grouped.append(self._names(book, place, parameters))
+            by_name |= zip(grouped[-1], parameters, strict=True)
         stored = {name for group in tree["groups"] for name in group["parameters"]}
         odd = sorted(stored ^ set(by_name))
         if odd:
@@ -90,7 +92,10 @@ class OptimizerState:
                 f"the optimizer {self._key!r} differs: {odd[0]!r} is {side}",
                 fix="give the optimizer the parameters it was saved with",
             )
-        self._groups = _matched(tree["groups"], self._optimizer.param_groups, book, opened)
+        self._groups = [
+            {key: decoded(one, book, opened) for key, one in group.items() if key != "parameters"}
+            for group in _matched(self._key, tree["groups"], grouped)
+        ]
         for name, parameter in by_name.items():
             self._prepare_one(book, opened, tree, name, parameter)
 
@@ -136,6 +141,8 @@ class OptimizerState:
         return found
 
 
+_TREE = {"groups", "state", "tensors"}
+"""What the tree of an optimizer has; one that was imported without names of parameters is a plain value."""
 STRUCTURE = ("params", "param_names")
 """Keys of a parameter group that are no settings."""
 _SIMPLE = (torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None))
@@ -147,18 +154,23 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _matched(
-    stored: list[dict[str, Any]], groups: list[dict[str, Any]], book: Book, opened: Opened
+    key: str, stored: list[dict[str, Any]], grouped: list[list[str]]
 ) -> list[dict[str, Any]]:
-    """Settings for each group that is here, in order."""
-    if len(stored) != len(groups):
+    """The stored group of each group that is here: the one with the same parameters, wherever it stands."""
+    if len(stored) != len(grouped):
         raise MismatchError(
-            f"the checkpoint has {len(stored)} parameter groups, the optimizer {len(groups)}",
+            f"the checkpoint has {len(stored)} parameter groups, the optimizer {len(grouped)}",
             fix="make the optimizer with the groups it was saved with",
         )
-    return [
-        {key: decoded(value, book, opened) for key, value in group.items() if key != "parameters"}
-        for group in stored
-    ]
+    known = {frozenset(group["parameters"]): group for group in stored}
+    for own, there in zip(grouped, stored, strict=True):
+        if frozenset(own) not in known:
+            odd = min(set(own) ^ set(there["parameters"]))
+            raise MismatchError(
+                f"the optimizer {key!r} has its parameters in other groups than the checkpoint, first {odd!r}",
+                fix="make the optimizer with the groups it was saved with",
+            )
+    return [known[frozenset(own)] for own in grouped]
 
 
 def _room(shape: torch.Size, dtype: torch.dtype, parameter: torch.Tensor) -> torch.Tensor:

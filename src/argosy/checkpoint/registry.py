@@ -6,6 +6,7 @@ non-persistent buffers are left out. It reads metadata and fills what is no tens
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, MutableMapping, MutableSequence
 from typing import Any
@@ -22,6 +23,7 @@ from argosy.checkpoint.optimizers import OptimizerState
 from argosy.errors import ConfigError
 from argosy.move.placements import Pieces
 
+_LOG = logging.getLogger("argosy.checkpoint")
 STREAMS = "streams"
 """The key of the process's own random streams."""
 
@@ -35,6 +37,9 @@ class PerRank:
 
 class TreeState:
     """A value of JSON, bytes and tensors, or what an object's state_dict gives."""
+
+    is_value = True
+    """Whether a checkpoint that has nothing under its key lacks it."""
 
     def __init__(self, key: str, value: Any, *, is_per_rank: bool = False) -> None:
         self._key = key
@@ -60,7 +65,7 @@ class TreeState:
     def prepare(self, book: Book, opened: Opened, tree: Any) -> None:
         """Decoded; tensors that are there already are filled where they are, in whatever layout."""
         if self._is_per_rank:
-            tree = (tree or {}).get(f"rank-{book.rank:05d}")
+            tree = self._own_of(tree, book.rank, opened)
         if isinstance(self._value, (torch.Tensor, Pieces)):
             if tree is not None:
                 book.add(tree["$tensor"], self._value, "extra", is_destination=True)
@@ -83,6 +88,18 @@ class TreeState:
             value[:] = loaded
         return loaded
 
+    def _own_of(self, tree: Any, rank: int, opened: Opened) -> Any:
+        name = f"rank-{rank:05d}"
+        if tree and name not in tree:
+            _LOG.warning(
+                "%s was saved by %d ranks: rank %d has nothing under %r and keeps what it has",
+                opened.path.name,
+                len(tree),
+                rank,
+                self._key,
+            )
+        return (tree or {}).get(name)
+
     def _path(self, rank: int) -> str:
         return f"{self._key}/rank-{rank:05d}" if self._is_per_rank else self._key
 
@@ -92,6 +109,9 @@ class TreeState:
 
 class StreamsState(TreeState):
     """The process's own random streams."""
+
+    is_value = False
+    """Those of another program, or of a save without them, are not missed."""
 
     def __init__(self) -> None:
         super().__init__(STREAMS, streams.Process(), is_per_rank=True)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from argosy.checkpoint import Checkpointer, directio, exports, imports, pickledvalues
 from argosy.checkpoint.commits import Store
-from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError
+from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, MismatchError
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +104,13 @@ def test_files_of_torchs_old_kind_are_read_too(tmp_path):
     optimizer = {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"params": [0]}]}
     state = {"state_dict": {"module.w": torch.ones(3)}, "optimizer": optimizer}
     torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with take(tmp_path / "old.pt", tmp_path / "store").open(7) as found:
+    taken = take(tmp_path / "old.pt", tmp_path / "store")
+    with taken.open(7) as found:
         assert torch.equal(found.tensor("w").read(), torch.ones(3))
         assert found.value("optimizer") == optimizer
+    model = torch.nn.ParameterDict({"w": torch.zeros(3)})
+    with pytest.raises(MismatchError, match="has no optimizer under 'optimizer'"):
+        taken.load({"model": model, "optimizer": torch.optim.SGD(model.parameters())})
 
 
 class Evil:

@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from argosy.checkpoint import Checkpointer, Keep, Rules
+from argosy.checkpoint import Checkpointer, Keep, PerRank, Rules
+from argosy.checkpoint.boards import Group
 from argosy.cli.app import main
 from argosy.errors import ConfigError, MismatchError, NotFoundError
 
@@ -323,3 +324,49 @@ def test_what_is_attached_cannot_take_the_place_of_something_else(tmp_path, name
         checkpointer.save(1, {"x": 1}, attachments={"note.txt": b"hello"})
         assert (tmp_path / "step-000000001" / "note.txt").read_bytes() == b"hello"
         assert checkpointer.catalogue.verify(1).is_good
+
+
+def test_a_value_that_the_checkpoint_lacks_is_not_passed_over(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    model = torch.nn.Linear(4, 3)
+    checkpointer.save(1, {"model": model, "schedule": {"epoch": 3}}, streams=False)
+    for state in ({"model": model, "scheduler": {"epoch": 0}}, {"other": torch.zeros(3)}):
+        with pytest.raises(MismatchError, match=r"has nothing under '(scheduler|other)'"):
+            checkpointer.load(state)
+        loaded = checkpointer.load(state, rules=Rules(strict="any"))
+        assert loaded.missing == [list(state)[-1]]
+    assert checkpointer.load({"model": model}).missing == []
+
+
+def test_what_a_rank_lacks_because_there_were_fewer_is_said(tmp_path, caplog):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"mine": PerRank([7])})
+    third = Checkpointer(tmp_path, group=Group(2, 1, "other"))
+    own = [0]
+    third.load({"mine": PerRank(own)}, step=1)
+    assert own == [0]
+    assert "was saved by 1 ranks: rank 2 has nothing under 'mine'" in caplog.text
+    checkpointer.load({"mine": PerRank(own)})
+    assert own == [7]
+
+
+def test_settings_of_parameter_groups_go_by_their_parameters(tmp_path):
+    def grouped(model, *names, **settings):
+        return {"params": [model.get_parameter(name) for name in names], **settings}
+
+    model = torch.nn.Linear(4, 3)
+    decayed = grouped(model, "weight", weight_decay=0.1), grouped(model, "bias", weight_decay=0.0)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"model": model, "optimizer": torch.optim.AdamW(decayed)})
+    turned = torch.optim.AdamW([grouped(model, "bias"), grouped(model, "weight")])
+    checkpointer.load({"model": model, "optimizer": turned})
+    assert [group["weight_decay"] for group in turned.param_groups] == [0.0, 0.1]
+    wide = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
+    names = [name for name, _ in wide.named_parameters()]
+    first = torch.optim.AdamW([grouped(wide, *names[:2]), grouped(wide, *names[2:])])
+    checkpointer.save(2, {"model": wide, "optimizer": first})
+    other = torch.optim.AdamW([grouped(wide, *names[:1]), grouped(wide, *names[1:])])
+    with pytest.raises(
+        MismatchError, match=r"in other groups than the checkpoint, first '0\.bias'"
+    ):
+        checkpointer.load({"model": wide, "optimizer": other})
