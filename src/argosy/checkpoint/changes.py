@@ -6,6 +6,9 @@ checkpointer asks after each save, `argosy checkpoint diff` too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from argosy.checkpoint import tables
 from argosy.checkpoint.checksums import Table
 from argosy.checkpoint.manifests import Manifest, Part, TensorRecord
@@ -43,21 +46,23 @@ def unchanged_tensors(old: Manifest, new: Manifest) -> list[str]:
     return found
 
 
-def trained_tensors(manifest: Manifest) -> set[str]:
-    """Weights for which an optimizer keeps state."""
+def trained_tensors(manifest: Manifest, values: Mapping[str, Any]) -> set[str]:
+    """Weights that an optimizer has in its groups, whether it keeps state for them or not; `values` are the checkpoint's trees."""
     named = {
-        name.split("/", 1)[1].rsplit("/", 1)[0]
-        for name, record in manifest.tensors.items()
-        if record.kind == "optimizer" and name.count("/") >= 2
+        name
+        for tree in values.values()
+        if isinstance(tree, dict) and tree.keys() == {"groups", "state", "tensors"}
+        for group in tree["groups"]
+        for name in group["parameters"]
     }
     return {
         name for name in named & manifest.tensors.keys() if manifest.tensors[name].kind == "model"
     }
 
 
-def stuck_tensors(old: Manifest, new: Manifest) -> list[str]:
-    """Trained tensors that have not changed since the earlier save: an optimizer keeps state for them, and yet."""
+def stuck_tensors(old: Manifest, new: Manifest, values: Mapping[str, Any]) -> list[str]:
+    """Trained tensors that have not changed since the earlier save; `values` are the later one's."""
     if new.step <= old.step:
         return []
-    trained = trained_tensors(new)
+    trained = trained_tensors(new, values)
     return [name for name in unchanged_tensors(old, new) if name in trained]

@@ -6,6 +6,7 @@ anything. A crash at any point leaves whole checkpoints and names that nobody re
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -17,7 +18,7 @@ from argosy.checkpoint import changes, collection, names, retention
 from argosy.checkpoint.commits import Store
 from argosy.checkpoint.listings import Listing, Report
 from argosy.checkpoint.retention import Keep, Known, Removal
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, CheckpointDamaged
 
 _LOG = logging.getLogger("argosy.checkpoint")
 
@@ -159,7 +160,9 @@ class Cleaner:
             before.join()
         try:
             if step is not None:
-                self._compare(step)
+                # A checkpoint that is not whole is found, and told, by retention.
+                with contextlib.suppress(CheckpointDamaged):
+                    self._compare(step)
             if self._keep is not None:
                 self.last = clean(store, self._listing, self._keep, held=self._held)
             self.failure = None
@@ -176,7 +179,8 @@ class Cleaner:
             if parent is None or parent.step not in self._listing.steps():
                 return
             with self._listing.folder(parent.step) as before:
-                self.stuck = changes.stuck_tensors(before.manifest, folder.manifest)
+                values = folder.trees()
+                self.stuck = changes.stuck_tensors(before.manifest, folder.manifest, values)
         if self.stuck:
             _LOG.warning(
                 "step %d: %d trained tensors have not changed since step %d, first %s: see learning rate, gradients and requires_grad",

@@ -68,7 +68,9 @@ def diff(first: Opened, second: Opened, *, progress: Progress | None = None) -> 
             progress(done, total)
     still = {one.name for one in changed}
     same = [name for name in shared if name not in still and name not in reshaped]
-    trained = changes.trained_tensors(second.manifest) if second.step > first.step else set()
+    trained: set[str] = set()
+    if second.step > first.step:
+        trained = changes.trained_tensors(second.manifest, second.trees())
     return Diff(
         changed=changed,
         unchanged=len(same),

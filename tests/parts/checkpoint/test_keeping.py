@@ -193,6 +193,20 @@ def test_trained_tensors_that_stand_still_raise_an_alarm(tmp_path, caplog):
     assert "have not changed since step 2" in caplog.text
 
 
+def test_the_alarm_needs_no_state_of_the_optimizer(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state)
+        with torch.no_grad():
+            model[0].weight.add_(1.0)
+        checkpointer.save(2, state)
+        checkpointer.cleaner.wait()
+        assert sorted(checkpointer.cleaner.stuck) == ["0.bias", "1.bias", "1.weight"]
+        with checkpointer.open(1) as first, checkpointer.open(2) as second:
+            assert sorted(diff(first, second).stuck) == ["0.bias", "1.bias", "1.weight"]
+
+
 def test_signed_checkpoints_are_trusted_and_others_are_not(tmp_path):
     pytest.importorskip("cryptography")
     for name in "ab":
