@@ -5,10 +5,11 @@ Who loads asks here which checkpoint to try next; who may delete is decided by r
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from argosy.checkpoint import signatures
+from argosy.checkpoint import names, signatures
 from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.listings import Listing, check_step
 from argosy.checkpoint.opened import Opened
@@ -24,6 +25,12 @@ class Catalogue(Listing):
     def trust(self, public_keys: Sequence[Path]) -> None:
         """Open only what was signed by one of these keys."""
         self._keys = [signatures.read_public(one) for one in public_keys]
+
+    def mark_damaged(self, step: int) -> None:
+        """Note that a step was read and is not whole; one that may only be signed by somebody else is not judged."""
+        if not self._keys and (self.path / names.step_name(step)).exists():
+            with contextlib.suppress(OSError):  # a store that can only be read
+                (self.path / names.damaged_name(step)).touch()
 
     def open(self, step: int, source: Listing | None = None) -> Opened:
         """A checkpoint, of another listing when one is given; NotFoundError names those that are there."""

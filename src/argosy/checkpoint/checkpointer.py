@@ -328,6 +328,8 @@ class Checkpointer:
             loaded = self._load_one(hop, state, rules, streams)
         except (CheckpointDamaged, NotFoundError, ConfigError, HomeError, TimedOut) as failure:
             why = failure.what
+            if isinstance(failure, CheckpointDamaged) and hop.source == "disk":
+                self.catalogue.mark_damaged(hop.step)
         for rank, said in enumerate(self._group.agree(why.encode())):
             if said:
                 return None, f"rank {rank}: {said.decode()}" if self._group.size > 1 else why

@@ -80,6 +80,8 @@ class Store:
     def stage(self, step: int, nonce: str | None = None) -> Staging:
         """A new staging directory; with a nonce, the one that all ranks of a save share."""
         name = names.staging_name(step, nonce or secrets.token_hex(6))
+        if self.is_locked:
+            self.clear(step)
         self.check_absent(step)
         try:
             os.mkdir(name, 0o755, dir_fd=self.fd)
@@ -91,12 +93,25 @@ class Store:
         return Staging(self, step, name, self._files)
 
     def check_absent(self, step: int) -> None:
-        """ConfigError when there is such a checkpoint already."""
-        if os.path.exists(f"{self.path}/{names.step_name(step)}"):
+        """ConfigError when there is such a checkpoint already, and it is not known to be damaged."""
+        if os.path.exists(f"{self.path}/{names.step_name(step)}") and not self._is_replaceable(
+            step
+        ):
             raise ConfigError(
                 f"{self.path / names.step_name(step)} exists: a checkpoint is never overwritten",
                 fix="save another step, or remove that checkpoint first",
             )
+
+    def clear(self, step: int) -> None:
+        """Remove a checkpoint that was read and is not whole, so that its step can be saved again; only the holder of the lock may."""
+        if self._is_replaceable(step) and (self.path / names.step_name(step)).exists():
+            _LOG.warning("step %d of %s is damaged: a new save takes its place", step, self.path)
+            self.remove(step)
+
+    def _is_replaceable(self, step: int) -> bool:
+        """Read and not whole, and nobody wants it kept all the same."""
+        is_pinned = (self.path / names.PINS / names.step_name(step)).exists()
+        return (self.path / names.damaged_name(step)).exists() and not is_pinned
 
     def remove(self, step: int) -> None:
         """Delete a checkpoint: first its name, then its files, so that a crash leaves nothing that looks like one."""
@@ -176,6 +191,8 @@ class Staging:
                     fix="let one run save into one directory",
                 )
             self._files.rename(self.name, self.final, self.store.fd)
+            # A mark can only be of one that was there before.
+            (self.store.path / names.damaged_name(self.step)).unlink(missing_ok=True)
             self._files.flush_directory(self.store.fd)
         except OSError as failure:
             raise directio.disk_error(failure, f"step {self.step} cannot be committed")

@@ -103,6 +103,9 @@ def prepare(
     staging = store.stage(facts.step, group.next_nonce())
     try:
         mine = said_by(group.rank, facts, book := early or gather())
+        if group.rank == 0:
+            # Before the others hear of this one: they wait for the step to appear.
+            store.clear(facts.step)
         said = [mine]
         if not group.is_alone:
             board = FileBoard(staging.path)

@@ -100,7 +100,7 @@ def _decode_word(word: str, content: Any, fetch: Fetch) -> Any:
         raise CheckpointDamaged(f"{names.VALUES} has {word} of {content!r}")
     if word in _NAMED and isinstance(content, str):
         return fetch(word, content)
-    raise CheckpointDamaged(
+    raise ConfigError(
         f"{names.VALUES} has the word {word!r}, which this program does not know",
         fix="read it with the program that wrote it",
     )

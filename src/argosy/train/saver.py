@@ -108,8 +108,9 @@ class Saver:
         return self._save_taken(*taken)
 
     def has(self, step: int) -> bool:
-        """Whether a step is saved."""
-        return (self.path / names.step_name(step) / names.MANIFEST).exists()
+        """Whether a step is saved, and not known to be damaged."""
+        is_damaged = (self.path / names.damaged_name(step)).exists()
+        return not is_damaged and (self.path / names.step_name(step) / names.MANIFEST).exists()
 
     def wait(self) -> None:
         """Until no save is under way."""
@@ -177,7 +178,7 @@ class Saver:
     def _newest(self) -> int:
         """The newest step that was saved, or tried to."""
         if self._last is None:
-            self._last = max(self.checkpointer.steps(), default=0)
+            self._last = max(filter(self.has, self.checkpointer.steps()), default=0)
         return self._last
 
     def _begin(self) -> None:

@@ -117,6 +117,30 @@ def test_files_that_are_not_as_saved_are_refused(store, how):
     assert loaded_step(store).step == 1
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_step_that_proved_damaged_can_be_saved_again(store, wait):
+    newest = store / "step-000000002"
+    path = newest / "extra-00001-of-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    state = {"user": tensors(2), "note": ""}
+    with Checkpointer(store) as checkpointer, pytest.raises(ConfigError, match="never overwritten"):
+        checkpointer.save(2, state)  # nobody has read it yet
+    assert loaded_step(store).step == 1
+    with Checkpointer(store) as checkpointer:
+        checkpointer.catalogue.pin(2, "to be looked at")
+        with pytest.raises(ConfigError, match="never overwritten"):
+            checkpointer.save(2, state)
+        checkpointer.catalogue.unpin(2)
+        checkpointer.save(2, state) if wait else checkpointer.save(2, state, wait=False).wait(
+            timeout=60
+        )
+        assert checkpointer.catalogue.verify(2).faults == []
+        with pytest.raises(ConfigError, match="never overwritten"):
+            checkpointer.save(2, state)
+    assert loaded_step(store).step == 2
+    assert not [name for name in os.listdir(store) if name.startswith((".damaged", ".removed"))]
+
+
 def test_a_newer_format_is_gone_around_and_named_when_asked_for(store):
     path = store / "step-000000002" / "MANIFEST.json"
     path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":2'))
