@@ -1,4 +1,4 @@
-"""A training whose processes are all killed goes on from its last checkpoint, with other numbers of ranks, to the same bits; a plain script reads what it saved."""
+"""A training whose processes are all killed goes on from its last checkpoint, with other numbers of ranks, to the same bits and the same random numbers; a plain script reads what it saved."""
 
 import contextlib
 import os

@@ -20,6 +20,7 @@ from argosy.train.evaluation import Evaluation
 from argosy.train.feeding import Feeding, Produce
 from argosy.train.lanes import Loss
 from argosy.train.parts import Parts
+from argosy.train.seeds import seed_all
 from argosy.train.transaction import Work
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LIVE = "live"
+_LOOP = 0x100B
 
 
 class Beside:
@@ -40,6 +42,8 @@ class Beside:
         self._step: Step | None = None
         self._turn = 0
         """Of that step: the same on every rank, whatever of it is committed or edited already."""
+        self._num_seedings = 0
+        """Of the generators that user code draws from, since the step began."""
         self._view = _LIVE
         """The weights that the model shows."""
         self._has_entered = False
@@ -58,7 +62,9 @@ class Beside:
         """Means of what `fn(model, batch)` returns, (sum, count) by name, over a data set; without `fn` the loss. All ranks share the work."""
         self._enter()
         self._refuse_inside("evaluate()")
-        return self._attempt(lambda: self._evaluation.run(data, fn, batches, self._view))
+        found = self._attempt(lambda: self._evaluation.run(data, fn, batches, self._view))
+        self._give_streams()
+        return found
 
     @contextmanager
     def edit(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -81,6 +87,7 @@ class Beside:
             edits.edit(self.parts, step.index, step.num_edits - 1) as found,
         ):
             yield found
+        self._give_streams()
 
     @contextmanager
     def weights(self, name: str) -> Iterator[None]:
@@ -140,6 +147,11 @@ class Beside:
         except REFUSALS:
             self.parts.save_at_once()
             raise
+
+    def _give_streams(self, *, is_new_step: bool = False) -> None:
+        """Seed the generators that user code goes on with: by the step and what it has called in it, not by the lanes that this rank happened to compute."""
+        self._num_seedings = 0 if is_new_step else self._num_seedings + 1
+        seed_all(self.parts.run.seed, self._turn, self._num_seedings, _LOOP)
 
     def _refuse_inside(self, what: str) -> None:
         if self._work is not None:

@@ -47,6 +47,7 @@ class Trainer(Beside):
             self._tell_if_done(count)
             while (index := self._next_step()) < count:
                 self.run.step = index
+                self._give_streams(is_new_step=True)
                 self._step = step = Step(self, index)
                 yield step
                 if step.result is None:
@@ -55,6 +56,7 @@ class Trainer(Beside):
                         fix="call step(), or step.update() or step.gradients() and step.commit(), for every step",
                     )
             self.run.step = self.step
+            self._give_streams(is_new_step=True)
         finally:
             self._is_loop_over = True
             self.parts.crew.roster.leave_loop(self.parts.crew.rank)
@@ -72,6 +74,8 @@ class Trainer(Beside):
         self._work = self._work or self.parts.new_work(step.index, self._turn)
         work, loss = self._work, loss or self.loss
         self._attempt(lambda: self.parts.transaction.update(work, part, loss))
+        if self.num_parts > 1:
+            self._give_streams()
 
     def gradients(self, step: Step, loss: Loss | None) -> Gradients:
         """Gradients for user code's own update; called by a step."""
@@ -103,6 +107,7 @@ class Trainer(Beside):
         if result.is_rewound:
             self.parts.restore_state()
         self.parts.crew.roster.leave_step(self.parts.crew.rank)
+        self._give_streams()
         return result
 
     @property

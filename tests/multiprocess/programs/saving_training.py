@@ -1,11 +1,15 @@
-"""Trains a small model for STEPS steps with a save every third (EVERY), frozen layers, an average and a buffer that forward changes; prints the digest.
+"""Trains a small model for STEPS steps with a save every third (EVERY), frozen layers, an average and a buffer that forward changes; prints the digest
+of the state and of all numbers that the loop has drawn from the default generators, before and after each step.
 
 OBJECTS is the address of an object store, PEERS the directory of the sockets of hosts `a`, which this is, and `b`: every fifth step goes there.
 """
 
+import hashlib
 import os
+import random
 import time
 
+import numpy as np
 import torch
 
 import argosy as ar
@@ -41,6 +45,19 @@ def optimizer(params):
     return torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1)
 
 
+def drawn():
+    return f"{random.random()} {np.random.rand()} {torch.rand(1).item()}"
+
+
+def streams():
+    kind, words, *rest = np.random.get_state()
+    return f"{random.getstate()} {kind} {words.tolist()} {rest} {torch.get_rng_state().tolist()}"
+
+
+def digest_of(*texts):
+    return hashlib.sha256(" ".join(texts).encode()).hexdigest()
+
+
 def main(run):
     url = os.environ.get("OBJECTS")
     objects = ar.checkpoint.Objects(url) if url else None
@@ -63,12 +80,15 @@ def main(run):
         checkpoints=ar.Checkpoints(every=every, keep=keep, objects=objects, peers=peers),
     )
     for step in trainer.steps(int(os.environ["STEPS"])):
+        before = drawn()
         step()
+        run.state["drawn"] = digest_of(run.state.get("drawn", ""), before, drawn())
         if "TALK" in os.environ:
             print(f"step {step.index} is done", flush=True)
         time.sleep(float(os.environ.get("PAUSE", "0")))
     if trainer.is_first:
-        print(f"digest {trainer.digest()}", flush=True)
+        found = digest_of(trainer.digest(), run.state["drawn"], streams())
+        print(f"digest {found}", flush=True)
 
 
 if __name__ == "__main__":
