@@ -158,12 +158,13 @@ class Parts:
     def begin_turn(self) -> tuple[int, int]:
         """(step, turn) that come next, with the state of user code as it is then on every rank."""
         self.transaction.begin_turn(self.place)
-        self.transaction.heed_stop(self.place)
         step, turn = self.place()
         if not ledgers.is_of_loop(self._turn, turn):
             step, turn = self._join_turn()
         self._turn = turn
         self._turns.offer(turn, self.crew.rank, self.run.state.snapshot())
+        # Not before: what is saved on a stop goes on with the state that was offered.
+        self.transaction.heed_stop(self.place)
         self.saver.tend(step, lambda: self.crew.is_first_living)
         return step, turn
 

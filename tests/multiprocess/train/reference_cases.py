@@ -200,6 +200,7 @@ def kept(run, recovery=True, before=None, steps=6, **given):
         if before is not None:
             before(step)
         found.append(step().loss)
+        run.state["made"] = run.state.get("made", 0) + 1  # after the commit
     with trainer.weights("ema"):
         found.append(trainer.evaluate(Numbers(256, seed=2))["loss"])
     values, weights = trainer.parts.committed, trainer.parts.memories.weights.tensors
@@ -289,10 +290,11 @@ def in_place_resumed(run):
     """What was saved then, taken as far as `kept` goes."""
     run.resume_from = min(run.directory.parent.glob("*-in_place_stopped"))
     trainer = trainer_of(run, make_model(), clip=CLIP, ema=0.75, schedule=shrink, recovery=False)
-    first = trainer.step
+    first, made = trainer.step, []
     for step in trainer.steps(first + 2):
+        made.append(run.state.get("made"))
         step()
-    return {"digest": trainer.digest(), "steps": trainer.step}
+    return {"digest": trainer.digest(), "first": first, "made": made[0]}
 
 
 def kept_as_long(run):

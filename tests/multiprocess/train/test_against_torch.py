@@ -123,6 +123,8 @@ def test_without_recovery_a_stop_is_heeded_between_two_steps_and_saves_a_whole_s
     resumed, whole = (results[case] for case in ("in_place_resumed:1", "kept_as_long:1"))
     assert resumed["code"] == 0, resumed["errors"]
     assert resumed["result"]["digest"] == whole["result"]["digest"]
+    # What the loop did after its last commit is saved, too.
+    assert resumed["result"]["made"] == resumed["result"]["first"]
 
 
 def test_a_replacement_that_comes_when_the_others_have_finished_ends_too(results):
