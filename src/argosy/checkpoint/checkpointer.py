@@ -419,6 +419,7 @@ class Checkpointer:
         """What became of a save beside training; in one of its threads."""
         if stage == "durable":
             self._become_durable(handle.step, crc32c, handle.begun)
+            self._schedule.became_durable(time.monotonic() - handle.begun)
             return
         if stage == "failed":
             _LOG.warning("the save of step %d has failed: %s", handle.step, handle.error)

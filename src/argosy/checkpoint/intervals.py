@@ -12,6 +12,8 @@ from argosy.errors import ConfigError
 
 DAY_SECONDS = 86_400.0
 _SMOOTHING = 0.2
+_SHARE_BESIDE = 0.1
+"""Of the time until a save beside training is durable: it shares processors, memory and disk with it. Taken for granted where more is not measured."""
 
 
 def interval_seconds(cost_seconds: float, failure_seconds: float) -> float:
@@ -79,10 +81,15 @@ class Interval:
             self._step_seconds = _smoothed(self._step_seconds, seconds / steps)
             self.failures.watched(seconds)
 
-    def saw_save(self, cost_seconds: float, durable_seconds: float = 0.0) -> None:
-        """A save cost training so much, and was durable after so long."""
+    def saw_save(self, cost_seconds: float) -> None:
+        """A save cost training so much."""
         self._cost_seconds = _smoothed(self._cost_seconds, max(0.0, cost_seconds))
-        self._durable_seconds = max(0.0, durable_seconds)
+
+    def saw_durable(self, seconds: float) -> None:
+        """One that went on beside training was durable after so long: that was not for nothing."""
+        self._durable_seconds = max(0.0, seconds)
+        least = _SHARE_BESIDE * self._durable_seconds
+        self._cost_seconds = max(self._cost_seconds or 0.0, least)
 
     @property
     def seconds(self) -> float:

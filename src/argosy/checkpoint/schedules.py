@@ -46,10 +46,14 @@ class Schedule:
             self._since = step, self._clock()
             self._settle(step)
 
-    def saved(self, cost_seconds: float, durable_seconds: float = 0.0) -> None:
+    def saved(self, cost_seconds: float) -> None:
         """What the save has cost training; it is not counted to the steps."""
-        self.interval.saw_save(cost_seconds, durable_seconds)
+        self.interval.saw_save(cost_seconds)
         self._saving_seconds += cost_seconds
+
+    def became_durable(self, seconds: float) -> None:
+        """How long a save beside training took; in whatever thread."""
+        self.interval.saw_durable(seconds)
 
     def _measure(self, step: int) -> None:
         if self._since is not None:

@@ -17,7 +17,7 @@ import msgspec
 
 from argosy.checkpoint import names
 from argosy.checkpoint.boards import Group
-from argosy.checkpoint.checkpointer import Checkpointer
+from argosy.checkpoint.checkpointer import Checkpointer, Event
 from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.loading import Loaded
 from argosy.checkpoint.peers import notes
@@ -34,6 +34,8 @@ _NICE = 10
 _WAIT_SECONDS = 20.0
 _TURN_SECONDS = 1.0
 _LOOK_SECONDS = 0.02
+_PINNED = "saves pin a version: updates go on in other memory, nothing is copied"
+_COPIED = "saves are copied first: without recovery there is one version of the state"
 FOLDER = "checkpoints"
 """In a run's directory."""
 
@@ -71,16 +73,23 @@ class Saver:
             writing=kept.writing,
             objects=kept.objects,
             peers=peers,
+            listener=self._hear,
         )
+        self.listener: Callable[[Event], None] | None = None
+        """Hears what becomes of saves, in whatever thread."""
         self._schedule = Schedule(Interval(), Group(0, 1))
         self._owner = owner
         self._most_seconds = kept.writing.deadline_seconds
         self._began_at = time.monotonic()
         self._last: int | None = None
         self._thread: threading.Thread | None = None
+        self._turns = self._turns_before = 0
+        """Begun here, in all and up to the save that is under way."""
+        _LOG.info("%s", _PINNED if memories.is_rotating else _COPIED)
 
     def tend(self, step: int, is_first: Callable[[], bool]) -> None:
         """At the beginning of a turn: begin a save if it is time, this is the rank to do it, and none is under way."""
+        self._turns += 1
         if self._policy is not None and step and self._is_due(step) and is_first():
             self._begin()
 
@@ -188,6 +197,7 @@ class Saver:
         version, found, hold = taken
         stored = self._stored(found)
         self._last, self._began_at = stored.step, time.monotonic()
+        self._turns_before = self._turns
         self._schedule.requested(stored.step)
         if self._memories.is_rotating:
             # Not a daemon: a program that ends now waits for it.
@@ -226,13 +236,24 @@ class Saver:
             self._said_when_failed(stored, self._write)
         finally:
             self._leave(version, hold)
-        self._schedule.saved(0.0, time.monotonic() - self._began_at)
+        seconds = time.monotonic() - self._began_at
+        self._schedule.saved(self._slowed_by(seconds))
+        self._schedule.became_durable(seconds)
+
+    def _slowed_by(self, seconds: float) -> float:
+        """What a save that took so long has cost training: the time that the steps made meanwhile have taken beyond the usual."""
+        usual = self._schedule.interval.statistics()["step_seconds"]
+        made = self._turns - self._turns_before
+        # One more was under way.
+        return max(0.0, seconds - (made + 1) * usual) if usual and made else 0.0
 
     def _save_copied(self, stored: StoredVersion) -> None:
         """Where every version is the same memory: copied now, written by the writer process."""
-        self.checkpointer.save(
+        handle = self.checkpointer.save(
             stored.step, {KEY: stored}, metrics=stored.metrics, streams=False, wait=False
         )
+        # What becomes of it is said when it is known: raised by the next save it would cost that one.
+        handle.is_reported = True
         self._schedule.saved(time.monotonic() - self._began_at)
 
     def _said_when_failed(
@@ -243,6 +264,10 @@ class Saver:
             save(stored)
         except (ArgosyError, OSError) as failure:
             _LOG.warning("step %d was not saved, training goes on: %s", stored.step, failure)
+
+    def _hear(self, event: Event) -> None:
+        if self.listener is not None:
+            self.listener(event)
 
     def _write(self, stored: StoredVersion) -> Path:
         if not self.has(stored.step):

@@ -48,10 +48,25 @@ def test_failures_that_come_bring_saves_closer():
 
 
 def test_saves_are_never_closer_than_they_take_to_become_durable():
-    interval = Interval()
+    interval = Interval(Failures(expected_seconds=5.0))
     interval.saw_steps(10, 10.0)
-    interval.saw_save(0.0001, durable_seconds=30.0)
+    interval.saw_save(0.0001)
+    interval.saw_durable(30.0)
     assert interval.steps() == 30
+
+
+def test_a_save_that_no_step_waits_for_is_not_free():
+    interval = Interval()
+    interval.saw_steps(1000, 10.0)
+    for _ in range(20):
+        interval.saw_save(0.0)
+        interval.saw_durable(0.5)
+    # Else one would follow the other without a pause.
+    assert interval.seconds > 60
+    interval.saw_save(5.0)
+    slow = interval.seconds
+    interval.saw_durable(0.5)
+    assert interval.seconds == slow, "what was measured counts when it is more"
 
 
 class Clock:

@@ -1,11 +1,19 @@
 """What a save leaves behind for the next one, which may be another rank's; whose checkpoints in peers' memory a run goes on with."""
 
+import errno
+import os
+import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
-from argosy.checkpoint import Peers
+from argosy.checkpoint import Checkpointer, Peers, Writing
+from argosy.checkpoint.boards import Group
+from argosy.checkpoint.directio import Files
+from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.peers import notes
+from argosy.checkpoint.schedules import Schedule
 from argosy.train import saver
 from argosy.train.checkpoints import Checkpoints
 from argosy.train.saver import Saver
@@ -41,3 +49,69 @@ def test_a_run_asks_peers_for_its_own_checkpoints_alone(tmp_path):
     moved = Peers(hosts=("a", "b", "c"), host="c")
     found = saver._peers_of(tmp_path, Checkpoints(peers=moved))
     assert (found.run, found.hosts, found.host) == (name, ("a", "b", "c"), "c")
+
+
+def test_what_a_save_costs_is_what_the_steps_beside_it_took_beyond_the_usual():
+    found = object.__new__(Saver)
+    found._schedule = Schedule(Interval(), Group())
+    found._turns = found._turns_before = 7
+    assert found._slowed_by(3.0) == 0.0, "nothing is known yet"
+    found._schedule.interval.saw_steps(10, 1.0)
+    found._turns += 9
+    assert found._slowed_by(3.0) == pytest.approx(2.0)
+    assert found._slowed_by(0.5) == 0.0
+
+
+class Numbers:
+    """A part of a checkpoint in the place of a version."""
+
+    metrics: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, step):
+        self.step = step
+
+    def gather(self, book):
+        book.values["trainer"] = self.step
+
+    def prepare(self, book, opened, tree):
+        self.tree = tree
+
+    def finish(self):
+        return self.tree
+
+
+class Broken(Files):
+    """A disk that takes nothing until it is mended."""
+
+    is_broken = True
+
+    def write(self, descriptor, data, offset):
+        if self.is_broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().write(descriptor, data, offset)
+
+
+def test_a_copied_save_that_failed_is_said_and_costs_no_other(tmp_path):
+    heard, has_failed, files = [], threading.Event(), Broken()
+
+    def listen(event):
+        heard.append((event.what, event.step))
+        if event.what == "failed":
+            has_failed.set()
+
+    found = object.__new__(Saver)
+    found.path, found.listener = tmp_path, listen
+    found._schedule, found._began_at = Schedule(Interval(), Group()), 0.0
+    found.checkpointer = Checkpointer(tmp_path, writing=Writing(files=files), listener=found._hear)
+    found._said_when_failed(Numbers(1), found._save_copied)
+    assert has_failed.wait(30)
+    files.is_broken = False
+    found._said_when_failed(Numbers(2), found._save_copied)
+    found.checkpointer.close()
+    assert [one for one in heard if one[0] != "staged"] == [
+        ("requested", 1),
+        ("failed", 1),
+        ("requested", 2),
+        ("durable", 2),
+    ]
+    assert Checkpointer(tmp_path).steps() == [2]
