@@ -87,7 +87,7 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
     if says == "fault" and _is_number(message.get("number")):
         data = {"number": message["number"]}
         return Observed(number=number, kind="met", attempt=attempt, run=run, data=data)
-    if says in ("error", "warning"):
+    if says in ("error", "warning", "info"):
         text = {"level": says, "text": _text(message.get("text", ""))[:MOST_TEXT]}
         return Observed(number=number, kind="note", attempt=attempt, run=run, data=text)
     return None

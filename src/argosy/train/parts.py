@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 from argosy import data as sources
 from argosy.checkpoint import names
+from argosy.checkpoint.checkpointer import Event
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
@@ -39,7 +41,13 @@ from argosy.train.transaction import Transaction, Work
 from argosy.train.turns import Turns
 from argosy.train.updates import Factory
 
+_LOG = logging.getLogger("argosy.train")
 _PREFIX = "train"
+_FAILED = {
+    "failed": "was not saved",
+    "upload_failed": "was not uploaded",
+    "copy_failed": "was not copied to peers",
+}
 
 
 class Parts:
@@ -107,6 +115,7 @@ class Parts:
             self.memories,
             self._stored,
         )
+        self.saver.listener = self._hear_save
         self._turn: int | None = None
         """The last one that this process has begun."""
         self._first_state = b""
@@ -140,6 +149,9 @@ class Parts:
         self.transaction.before_failing = self.save_at_once
         self.transaction.before_lanes = self._prepare_batches
         if self.state.current()[0] > 0:
+            _LOG.info(
+                "step %d is in the memory of this host: it goes on from there", self.place()[0]
+            )
             # From here on a wish to stop is heeded: who comes first may be the only one who can save.
             _ = run.gang.stopping
 
@@ -252,6 +264,16 @@ class Parts:
         """Without a path: no step was made yet."""
         step = None if path is None else names.step_of(path.name)
         self.run.note_saved(step or 0, path)
+
+    def _hear_save(self, event: Event) -> None:
+        """What becomes of saves stands among the run's events, and what goes wrong is said at once; in whatever thread."""
+        wrong = _FAILED.get(event.what)
+        if wrong is not None:
+            self.run.gang.warn(f"step {event.step} {wrong}: {event.detail}")
+        elif event.what in ("durable", "uploaded", "copied"):
+            more = f", {event.detail}" if event.detail else ""
+            after = f"after {event.seconds:.2f} s"
+            self.run.gang.inform(f"step {event.step} is {event.what} {after}{more}")
 
     @property
     def _is_whole(self) -> bool:

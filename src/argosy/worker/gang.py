@@ -225,6 +225,11 @@ class Gang:
         else:
             say(text)
 
+    def inform(self, text: str) -> None:
+        """Have something written down among the run's events; nobody is disturbed."""
+        if self._link is not None:
+            self._link.say({"say": "info", "text": text[:_MOST_REASON]})
+
     def suspect(self, rank: int, reason: str, *, pid: int = 0) -> None:
         """Ask the runtime to take the stacks of all ranks, then to kill and reap this one; `lost()` shows when it is done.
 

@@ -169,3 +169,15 @@ def test_errors_of_other_forms_are_bounded_as_text():
     plain = bounded_error(json.dumps({"message": "x" * 2 * MOST_ERROR_BYTES}))
     assert json.loads(plain)["message"]["message"].startswith("xxx")
     assert bounded_error("short") == "short"
+
+
+def test_neither_steps_nor_what_only_informs_drives_out_what_is_said_once(tmp_path):
+    outbox, _, sent = make_outbox(tmp_path)
+    outbox.emit({"event": "link", "attempt": "a", "message": {"say": "join", "generation": 1}})
+    for number in range(1000):
+        say = "info" if number % 2 else "step"
+        outbox.emit({"event": "link", "attempt": "a", "message": {"say": say, "step": number}})
+    sent.clear()
+    outbox.resend()
+    assert sent[0] == (1, "link")
+    assert len(sent) < 500

@@ -43,3 +43,10 @@ def test_steps_and_joins_are_told():
     assert observation_of(2, step) is None
     join = {**ATTEMPT, "event": "link", "message": {"say": "join", "generation": 2}}
     assert observation_of(3, join).data == {"generation": 2}
+
+
+@pytest.mark.parametrize("level", ["info", "warning", "error"])
+def test_what_a_program_says_of_itself_is_a_note_of_that_level(level):
+    event = {**ATTEMPT, "event": "link", "message": {"say": level, "text": "step 3 is durable"}}
+    observed = observation_of(1, event)
+    assert (observed.kind, observed.data) == ("note", {"level": level, "text": "step 3 is durable"})

@@ -143,9 +143,9 @@ class Outbox:
 
 
 def _links_key(event: dict[str, Any]) -> tuple[str, bool]:
-    """Steps are many and only the newest matters: they must not drive out what is said once."""
+    """Steps are many and only the newest matters, and nobody acts on what only informs: they must not drive out what is said once."""
     message = event.get("message")
-    return event["attempt"], isinstance(message, dict) and message.get("say") == "step"
+    return event["attempt"], isinstance(message, dict) and message.get("say") in ("step", "info")
 
 
 def bounded_text(text: str, most_bytes: int = MOST_ERROR_BYTES) -> str:
