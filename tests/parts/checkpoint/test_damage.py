@@ -233,6 +233,26 @@ def test_a_disk_that_fails_at_any_call_leaves_the_last_good_checkpoint(tmp_path,
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+class Unreadable(Files):
+    """The newer checkpoint lies on sectors that cannot be read any more."""
+
+    def read(self, descriptor, into, offset):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if "step-000000002" in path and path.endswith(".safetensors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(descriptor, into, offset)
+
+
+def test_what_cannot_be_read_is_gone_around_and_named_when_asked_for(store):
+    checkpointer, user = Checkpointer(store, writing=Writing(files=Unreadable())), {}
+    loaded = checkpointer.load({"user": user, "note": ""})
+    assert loaded.step == 1
+    assert torch.equal(user["t0"], tensors(1)["t0"])
+    assert "Input/output error" in loaded.skipped[0]
+    with pytest.raises(HomeError, match=r"extra-00001-of-00001\.safetensors of step-000000002"):
+        checkpointer.load({"user": {}, "note": ""}, step=2)
+
+
 class Small(Files):
     """A disk with little room."""
 
