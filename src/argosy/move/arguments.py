@@ -91,8 +91,8 @@ def gather_single(output: torch.Tensor, given: torch.Tensor, size: int) -> Reque
     request = Request([], [output])
     memory = _writable(output, "output", request)
     count = given.numel()
-    call = Call(Kind.ALL_GATHER, given.dtype, count, [_readable(given)])
-    call.outputs = parts(memory, [count] * size)
+    outputs = parts(memory, [count] * size)
+    call = Call(Kind.ALL_GATHER, given.dtype, count, _aligned([_readable(given)], outputs), outputs)
     request.calls.append(call)
     return request
 
@@ -112,10 +112,9 @@ def gather_list(
         _same_count(output, given.numel(), f"output {index}")
     _same_dtype([given, *outputs])
     _distinct(outputs)
-    call = Call(kind, given.dtype, given.numel(), [_readable(given)], root=root)
-    call.outputs = [
-        _writable(output, f"output {index}", request) for index, output in enumerate(outputs)
-    ]
+    room = [_writable(output, f"output {index}", request) for index, output in enumerate(outputs)]
+    inputs = _aligned([_readable(given)], room)
+    call = Call(kind, given.dtype, given.numel(), inputs, room, root=root)
     request.calls.append(call)
     return request
 
@@ -157,10 +156,10 @@ def _scattered(
 ) -> Request:
     _same_dtype([output, *given])
     request = Request([], [output])
-    call = Call(Kind.REDUCE_SCATTER, output.dtype, output.numel(), given)
+    room = _writable(output, "output", request)
+    call = Call(Kind.REDUCE_SCATTER, output.dtype, output.numel(), _aligned(given, [room]), [room])
     call.operation, call.factor = operation
     call.is_beneath = _is_beneath(Kind.REDUCE_SCATTER, output.dtype, operation[0])
-    call.outputs = [_writable(output, "output", request)]
     request.calls.append(call)
     return request
 
@@ -180,8 +179,9 @@ def scatter(
     for index, tensor in enumerate(given):
         check(tensor, f"input {index}")
         _same_count(tensor, output.numel(), f"input {index}")
-    call = Call(Kind.SCATTER, output.dtype, output.numel(), [_readable(t) for t in given])
-    call.outputs, call.root = [_writable(output, "output", request)], root
+    room = _writable(output, "output", request)
+    inputs = _aligned([_readable(tensor) for tensor in given], [room], root)
+    call = Call(Kind.SCATTER, output.dtype, output.numel(), inputs, [room], root=root)
     request.calls.append(call)
     return request
 
@@ -336,6 +336,24 @@ def _apart(inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[
     if any(tensor.untyped_storage().data_ptr() in written for tensor in inputs):
         counters.own.copied(sum(tensor.nbytes for tensor in inputs))
         return [tensor.clone() for tensor in inputs]
+    return inputs
+
+
+def _aligned(
+    inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor], own: int | None = None
+) -> list[torch.Tensor]:
+    """The inputs, copied when one shares a part of its memory with an output.
+
+    Routes go through both from their beginnings, a chunk of the output after the same chunk of the input: the whole may be shared, of a scatter
+    by the `own` part alone, since Gloo writes that before it sends the others.
+    """
+    written = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in outputs]
+    for index, tensor in enumerate(inputs):
+        start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        shared = {begin for begin, end in written if start < end and begin < stop}
+        if shared - {start} or (shared and own not in (None, index)):
+            counters.own.copied(sum(one.nbytes for one in inputs))
+            return [one.clone() for one in inputs]
     return inputs
 
 

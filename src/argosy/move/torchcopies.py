@@ -65,8 +65,10 @@ class _Copy:
         """Take what the others have staged of a chunk."""
         epochs = self._epochs
         if self._collects:
-            for rank, out in enumerate(self._outputs):
-                is_own = rank == epochs.rank
+            # The own part first: the input may be another rank's output.
+            for turn in range(epochs.size):
+                rank = (epochs.rank + turn) % epochs.size
+                is_own, out = turn == 0, self._outputs[rank]
                 given = self._inputs[0] + at if is_own else epochs.address_before(rank)
                 move(out + at, given, num_bytes)
         elif self._kind is Kind.BROADCAST and not self._is_root:

@@ -233,7 +233,8 @@ static void finish_copy(ag_group *group, const ag_call *call, int64_t at, int64_
     int is_root = group->rank == call->root;
     int64_t total = call->count * call->element_bytes;
     if (call->kind == AG_GATHER && is_root) {
-        for (int32_t rank = 0; rank < group->size; rank++) {
+        for (int32_t step = 0; step < group->size; step++) { /* the own part first: the input may be another rank's output */
+            int32_t rank = (group->rank + step) % group->size;
             const char *from = rank == group->rank ? (const char *)call->inputs[0] + at : theirs(group, rank);
             copy_out((char *)call->outputs[rank] + at, from, bytes, group->size * total);
         }

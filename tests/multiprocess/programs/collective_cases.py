@@ -191,6 +191,27 @@ def case_all_to_all_takes_equal_and_unequal_parts(rank, size):
         )
 
 
+def case_an_input_may_share_memory_with_outputs(rank, size):
+    for count in (5, 600_000):
+        wanted = torch.cat([ours(r, count) for r in range(size)])
+        for start in (0, count, 3):
+            memory = torch.zeros(size * count)
+            given = memory[start : start + count].copy_(ours(rank, count))
+            dist.all_gather_single(memory, given)
+            assert torch.equal(memory, wanted), (count, start)
+            for root in (0, size - 1):
+                given.copy_(ours(rank, count))
+                dist.gather(given, list(memory.view(size, count)) if rank == root else None, root)
+                assert rank != root or torch.equal(memory, wanted), (count, start, root)
+                given = memory[start : start + count]
+                memory.copy_(wanted)
+                dist.scatter(given, list(memory.view(size, count)) if rank == root else None, root)
+                assert torch.equal(given, ours(rank, count)), (count, start, root)
+            memory.copy_(wanted)
+            dist.reduce_scatter_single(given, memory)
+            assert torch.equal(given, size * ours(rank, count)), (count, start)
+
+
 def case_asynchronous_calls_keep_their_order_and_fulfil_futures(rank, size):
     tensors = [torch.full((1000 * (i + 1),), float(rank + i)) for i in range(20)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +14,18 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 import argosy.move.groups  # noqa: F401 - registers the backend
-from argosy.errors import ArenaGone, ConfigError, NoRoute, PeerLost, TimedOut
-from argosy.move import arguments, callsites, counters, hosts, segment, verdicts, works
+from argosy.errors import ArenaGone, ConfigError, NoRoute, PeerLost, ProtocolError, TimedOut
+from argosy.move import (
+    arguments,
+    arrivals,
+    callsites,
+    counters,
+    hosts,
+    segment,
+    torchgroup,
+    verdicts,
+    works,
+)
 from argosy.move.calls import Call, Kind, Operation, can_reduce, describe
 from argosy.move.works import Turns
 from argosy.native import loader
@@ -363,3 +375,34 @@ def test_an_all_to_all_in_place_sends_a_copy():
     assert [part.tolist() for part in call.inputs] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0]]
     memory.zero_()
     assert call.inputs[1].tolist() == [4.0, 5.0]
+
+
+@pytest.mark.parametrize("start", [0, 3, 4])
+def test_an_input_that_shares_a_part_of_its_memory_with_an_output_is_copied(start):
+    memory = torch.arange(12.0)
+    given, plus = memory[start : start + 4], (Operation.SUM, 1.0)
+    rows = list(memory.view(3, 4))
+    shared = start % 4 == 0
+    for request, index in (
+        (arguments.gather_single(memory, given, 3), 0),
+        (arguments.gather_list(Kind.GATHER, rows, given, 3), 0),
+        (arguments.scatter_single(given, memory, plus, 3), start // 4),
+        (arguments.scatter_list(given, rows, plus, 3), start // 4),
+        (arguments.scatter(given, rows, root=start // 4, is_root=True, size=3), start // 4),
+    ):
+        sent = request.calls[0].inputs[index]
+        wanted = given if request.calls[0].kind in (Kind.ALL_GATHER, Kind.GATHER) else rows[index]
+        assert torch.equal(sent, wanted)
+        assert (sent.data_ptr() == wanted.data_ptr()) is shared
+    (call,) = arguments.scatter(rows[1], rows, root=0, is_root=True, size=3).calls
+    assert call.inputs[1].data_ptr() != rows[1].data_ptr()
+
+
+def test_a_rank_of_another_version_is_refused_when_a_group_is_made():
+    store = dist.HashStore()
+    torchgroup.inner_store(store, "arrivals").set("card1", json.dumps({"version": 999}))
+    birth = SimpleNamespace(
+        store=store, rank=0, size=2, ranks=[4, 7], timeout=timedelta(seconds=5), name="two"
+    )
+    with pytest.raises(ProtocolError, match="rank 7 speaks version 999 of the collectives, rank 4"):
+        arrivals.gather(birth)
