@@ -106,9 +106,13 @@ class Mail:
         elif isinstance(failure, ArgosyError) or not torchgroup.is_of_wire(failure):
             return failure
         lost = self._who_is_lost(failure, peer)
-        who = "any rank" if peer is None else f"rank {self._ranks[peer]}"
         name = None if lost is None else self._ranks[lost]
-        return explained(f"{verb} {who} in group {self._group}", failure, name)
+        return explained(f"{verb} {self.name_of(peer)}", failure, name)
+
+    def name_of(self, peer: int | None) -> str:
+        """A rank, or any, for people."""
+        who = "any rank" if peer is None else f"rank {self._ranks[peer]}"
+        return f"{who} in group {self._group}"
 
     def mismatch(self, source: int, theirs: str, mine: str) -> MismatchError:
         """A message that is not what its receiver expects."""
@@ -127,6 +131,7 @@ class Message(dist.Work):
         self._mail, self._verb, self._peer = mail, verb, peer
         self._works: list[Any] = []
         self._is_watched = False
+        self._thread: torchgroup.InThread | None = None
         self._is_over = False
         self._failure: Exception | None = None
 
@@ -140,30 +145,38 @@ class Message(dist.Work):
         return self
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it has been sent or received."""
+        """Until it has been sent or received. After a TimedOut of this wait alone it goes on, and may be waited for again."""
         if self._failure is not None:
             raise self._failure
+        seconds = 0.0 if timeout is None else timeout.total_seconds()  # torch says 0 for none
         if not self._is_over:
             try:
                 with counters.own.waiting():
-                    self._wait(timeout or None)
+                    self._is_over = self._wait(timeout if seconds > 0 else None)
             except (RuntimeError, torchgroup.Stuck, ArgosyError) as failure:
                 self._failure = self._explained(failure)
                 if self._failure is failure:
                     raise
                 raise self._failure from failure
-            self._is_over = True
+        if not self._is_over:
+            raise TimedOut(
+                f"{self._verb} {self._mail.name_of(self._peer)}: not over in {seconds:g} s",
+                fix="wait for it again: it goes on",
+            )
         return True
 
-    def _wait(self, timeout: timedelta | None) -> None:
-        if self._is_watched:
-            torchgroup.InThread(lambda: self._finish(timeout)).wait(self._is_lost)
-        else:
-            self._finish(timeout)
+    def _wait(self, timeout: timedelta | None) -> bool:
+        """Whether it is over. Never with a timeout of Gloo's own: that would close the connections of the whole group."""
+        if self._thread is None and (self._is_watched or timeout is not None):
+            self._thread = torchgroup.InThread(self._finish)
+        if self._thread is not None:
+            return self._thread.wait(self._is_lost, timeout)
+        self._finish()
+        return True
 
-    def _finish(self, timeout: timedelta | None) -> None:
+    def _finish(self) -> None:
         for work in self._works:
-            work.wait() if timeout is None else work.wait(timeout)
+            work.wait()
 
     def _is_lost(self) -> bool:
         return self._mail.is_lost(self._peer)
@@ -176,8 +189,9 @@ class Message(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over; Gloo does not say so before `wait`."""
-        return self._is_over or self._failure is not None
+        """Whether it is over, as far as that is known before `wait`: Gloo does not say so."""
+        has_ended = self._thread is not None and self._thread.has_ended
+        return has_ended or self._is_over or self._failure is not None
 
     def is_success(self) -> bool:
         """Whether it is over, and well."""
@@ -208,24 +222,14 @@ class Arrival(Message):
         self.num_bytes = memory.nbytes
         self._memory, self._request = memory, request
         self._site = callsites.find(4)
-        self._thread: torchgroup.InThread | None = None
 
     def listen(self) -> None:
         """What comes in two parts is received in a thread from now on: the sender may wait for it while this rank does something else."""
         if self._peer is None or self.num_bytes > SMALL_BYTES:
-            self._thread = torchgroup.InThread(lambda: self._finish(None))
+            self._thread = torchgroup.InThread(self._finish)
 
-    def _wait(self, timeout: timedelta | None) -> None:
-        if self._thread is None:
-            self._finish(timeout)
-        elif not self._thread.wait(self._is_lost, timeout):
-            raise TimedOut(
-                f"a message has not come in {timeout.total_seconds() if timeout else 0:g} s",
-                fix="wait longer",
-            )
-
-    def _finish(self, timeout: timedelta | None) -> None:
-        super()._finish(timeout)
+    def _finish(self) -> None:
+        super()._finish()
         num_bytes, slot, code, text_bytes = _HEADER.unpack_from(self.frame.numpy().data)
         start = _HEADER.size + text_bytes
         if (num_bytes, code) != (self.num_bytes, DTYPE_CODES[self._memory.dtype]):
@@ -247,16 +251,12 @@ class Arrival(Message):
     def _receive_rest(self, into: torch.Tensor, slot: int) -> None:
         self._mail.gloo.recv([into], self._source_rank(), slot).wait()
 
-    def is_completed(self) -> bool:
-        """Whether it is over, as far as that is known before `wait`."""
-        return super().is_completed() or (self._thread is not None and self._thread.has_ended)
-
     def result(self) -> list[torch.Tensor]:
         """The tensor."""
         return list(self._request.result)
 
     def _source_rank(self) -> int:
-        return int(self._works[0]._source_rank()) if self._peer is None else self._peer
+        return torchgroup.source_of(self._works[0]) if self._peer is None else self._peer
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
-from argosy.errors import ArgosyError, NoRoute
+from argosy.errors import NoRoute
 from argosy.move import forks
 from argosy.move.calls import Operation
 
@@ -177,7 +177,7 @@ class InThread:
     def _run(self) -> None:
         try:
             self._work()
-        except (RuntimeError, ArgosyError) as failure:
+        except Exception as failure:  # noqa: BLE001 - a thread's entry point: whoever waits must not wait for ever
             self._failure = failure
         self._ended.set()
 
@@ -208,6 +208,11 @@ def _wait_watching(
         if deadline is not None and time.monotonic() >= deadline:
             return False
     return True
+
+
+def source_of(work: Any) -> int:
+    """The rank from which a message from any has come."""
+    return int(work._source_rank())
 
 
 def abandon(backend: Gloo) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from argosy.errors import ConfigError, MismatchError, NoRoute
+from argosy.errors import ConfigError, MismatchError, NoRoute, TimedOut
 from argosy.move import counters
 
 LARGE = 300_000
@@ -190,3 +191,38 @@ def case_messages_are_counted(rank, size):
     if rank in (0, size - 1):
         assert added["gloo_bytes"] >= 4 * LARGE
         assert added["gloo_calls"] >= 1
+
+
+def case_a_wait_that_is_given_up_leaves_the_message_and_the_group_as_they_were(rank, size):
+    soon = timedelta(milliseconds=20)
+    for count in (4, LARGE):
+        if rank == 0:
+            dist.barrier()
+            dist.send(numbers(count), size - 1)
+        elif rank == size - 1:
+            room = torch.zeros(count)
+            coming = dist.irecv(room, 0)
+            for _ in range(2):
+                with pytest.raises(
+                    TimedOut, match=r"recv from rank 0 in group .*: not over in 0\.02 s"
+                ):
+                    coming.wait(soon)
+            assert not coming.is_completed()
+            dist.barrier()
+            assert coming.wait(timedelta(seconds=20))
+            assert torch.equal(room, numbers(count))
+        else:
+            dist.barrier()
+    if rank == 0:
+        going = dist.isend(numbers(LARGE), size - 1)
+        with pytest.raises(TimedOut, match="send to"):
+            going.wait(soon)
+        dist.barrier()
+        assert going.wait()
+    else:
+        dist.barrier()
+        if rank == size - 1:
+            room = torch.zeros(LARGE)
+            dist.recv(room, 0)
+            assert torch.equal(room, numbers(LARGE))
+    dist.barrier()

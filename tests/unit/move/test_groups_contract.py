@@ -126,3 +126,15 @@ def test_native_code_lays_out_the_structures_as_python_declares_them():
     assert sizes[1] == ctypes.sizeof(segment.CallStruct)
     assert max(sizes[2:]) <= segment.PAGE
     assert torch.__version__.split("+")[0].count(".") == 2
+
+
+def test_a_message_from_any_rank_tells_its_source():
+    assert callable(c10d.Work._source_rank)
+
+
+def test_whatever_is_raised_by_a_thread_that_waits_for_gloo_reaches_whoever_waits():
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        torchgroup.InThread(fail).wait(lambda: False, timedelta(seconds=20))
