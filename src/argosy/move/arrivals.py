@@ -23,13 +23,13 @@ SPLIT = "ARGOSY_LOCALITY"
 _FIRST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.001, 0.05
 _LOST_SECONDS = 0.8
 """A connection may close a moment before its process has ended."""
-_known: weakref.WeakKeyDictionary[Locality, list[int]] = weakref.WeakKeyDictionary()
-"""Localities of this process's groups, with the program's own ranks by theirs."""
+_known: weakref.WeakSet[Locality] = weakref.WeakSet()
+"""Localities of this process's groups, which name ranks as the program does."""
 
 
-def remember(near: Locality, names: list[int]) -> None:
+def remember(near: Locality) -> None:
     """These processes of the host are watched from now on, as long as the locality is open."""
-    _known[near] = names
+    _known.add(near)
 
 
 def gather(birth: torchgroup.Birth) -> list[dict[str, Any]]:
@@ -72,10 +72,10 @@ def explaining(birth: torchgroup.Birth) -> Iterator[None]:
 def _lost_among(birth: torchgroup.Birth, seconds: float = 0.0) -> PeerLost | None:
     """The error of a rank of the group that is known to have ended, or does so within a time."""
     watched = {
-        pidfd: names[index]
-        for near, names in list(_known.items())
+        pidfd: near.names[index]
+        for near in list(_known)
         for index, pidfd in near.pidfds.items()
-        if pidfd >= 0 and names[index] in birth.ranks
+        if pidfd >= 0 and near.names[index] in birth.ranks
     }
     poller = select.poll()
     for pidfd in watched:

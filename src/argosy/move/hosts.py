@@ -154,7 +154,8 @@ def _prove(store: torchgroup.Store, own: list[int], birth: torchgroup.Birth) -> 
         near = locality.prove(store, own.index(birth.rank), len(own), timeout=timeout)
     except PeerLost as lost:
         raise PeerLost(birth.ranks[own[lost.rank]], f"the making of group {birth.name}")
-    arrivals.remember(near, [birth.ranks[rank] for rank in own])
+    near.names = [birth.ranks[rank] for rank in own]
+    arrivals.remember(near)
     return near
 
 

@@ -53,6 +53,8 @@ class Locality:
         """By rank of this host's other ranks; -1 for one that cannot be watched. They belong to this object."""
         self.reasons = proven.reasons
         """Why a rank is not local, by rank."""
+        self.names = list(range(sum(map(len, self.groups))))
+        """By rank: what errors call it, for whoever has other numbers."""
         self._connections = proven.connections
         self._turn = 0
         # One that nobody closes still gives its process descriptors back; sockets do so by themselves.
@@ -112,7 +114,7 @@ class Locality:
         """Raise PeerLost when a process of this host has ended."""
         for peer, pidfd in self.pidfds.items():
             if pidfd >= 0 and handover.has_ended(pidfd):
-                raise PeerLost(peer)
+                raise PeerLost(self.names[peer])
 
     def close(self) -> None:
         """Close connections and process descriptors. Again is fine."""
@@ -134,10 +136,11 @@ class Locality:
             handover.send(self._pair(peer)[0], text, descriptor)
         except BlockingIOError:
             raise TimedOut(
-                f"rank {peer} has left all shared descriptors unread", fix="call share on all ranks"
+                f"rank {self.names[peer]} has left all shared descriptors unread",
+                fix="call share on all ranks",
             )
         except OSError:
-            raise PeerLost(peer, what)
+            raise PeerLost(self.names[peer], what)
 
     def _receive(self, peer: int, what: str, deadline: float) -> int:
         connection = self._pair(peer)[1]
@@ -147,14 +150,15 @@ class Locality:
             try:
                 message = handover.receive(connection)
             except OSError:
-                raise PeerLost(peer, what)
+                raise PeerLost(self.names[peer], what)
             if message is not None:
                 return self._take(peer, what, *message)
             if has_ended:
-                raise PeerLost(peer, what)
+                raise PeerLost(self.names[peer], what)
             if not handover.wait_readable([connection], deadline):
                 raise TimedOut(
-                    f"rank {peer} has shared nothing within the time", fix="is it in the same call?"
+                    f"rank {self.names[peer]} has shared nothing within the time",
+                    fix="is it in the same call?",
                 )
 
     def _take(self, peer: int, what: str, text: bytes, descriptor: int | None) -> int:
@@ -163,8 +167,8 @@ class Locality:
             return descriptor
         handover.close_all([] if descriptor is None else [descriptor])
         raise ProtocolError(
-            f"rank {peer} sent {text[:80]!r}{'' if descriptor is not None else ' without a descriptor'}, "
-            f"rank {self.rank} expected {wanted}",
+            f"rank {self.names[peer]} sent {text[:80]!r}{'' if descriptor is not None else ' without a descriptor'}, "
+            f"rank {self.names[self.rank]} expected {wanted}",
             fix="share in the same order on all ranks; a missing descriptor may mean: raise ulimit -n",
         )
 

@@ -193,6 +193,19 @@ def test_a_member_that_dies_before_the_sharing_is_a_lost_peer(fork_ranks):
     assert results[1]["leaked"] == 0
 
 
+def test_a_lost_peer_has_the_name_that_the_program_has_for_it(fork_ranks):
+    def body(rank, store):
+        with locality.prove(store, rank, 2, timeout=SECONDS) as found:
+            found.names = [7, 5]
+            if rank == 0:
+                die()
+            with pytest.raises(PeerLost) as caught:
+                found.share(timeout=SECONDS)
+            return caught.value.rank
+
+    assert fork_ranks(2, body)[1]["result"] == 7
+
+
 def test_groups_are_the_same_whoever_computes_them():
     assert locality_groups([{1, 2}, {0, 2}, {0, 1}]) == [[0, 1, 2]]
     assert locality_groups([{2}, {3}, {0}, {1}]) == [[0, 2], [1, 3]]
