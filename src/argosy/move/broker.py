@@ -69,6 +69,7 @@ def create(name: str, size: int, *, scope: Scope = "process", timeout: float = S
 
 def open(name: str, *, timeout: float = SECONDS) -> Grant:
     """Get a memfd that a process of the run has made; ArenaGone when there is none."""
+    _check_name(name)
     own = links.current()
     if own is not None:
         return _ask(own, {"type": "arena_open", "name": name}, timeout)

@@ -59,12 +59,15 @@ def open(name: str, layout: Layout, *, scope: Scope = "run", prefault: bool = Tr
             arena.empty((size,), torch.uint8, name=REGION)
         except ConfigError:
             pass  # another process was first
-    return Exchange(arena, layout)
+    return _opened(arena, layout)
 
 
 def attach(descriptor: int, layout: Layout, *, prefault: bool = True) -> Exchange:
     """Map an exchange whose `fileno()` a peer has handed over, outside a run; the descriptor belongs to it, also when this fails."""
-    arena = arenas.attach(descriptor, prefault=prefault)
+    return _opened(arenas.attach(descriptor, prefault=prefault), layout)
+
+
+def _opened(arena: arenas.Arena, layout: Layout) -> Exchange:
     try:
         return Exchange(arena, layout)
     except BaseException:

@@ -418,6 +418,13 @@ def test_a_size_beyond_any_host_is_no_room():
         arenas.create("beyond", 1 << 70)
 
 
+@pytest.mark.parametrize("name", ["", 3, ["x"], "a\0b", "x" * 600])
+def test_what_is_no_name_is_refused(name):
+    for call in (lambda: arenas.create(name, 4096), lambda: arenas.open(name)):
+        with pytest.raises(ConfigError, match="name"):
+            call()
+
+
 def test_a_name_is_free_again_after_there_was_no_room(monkeypatch):
     with pytest.raises(NoRoom):
         arenas.create("huge", 1 << 45, scope="run")

@@ -19,7 +19,7 @@ from argosy.errors import (
     RoundOver,
     TimedOut,
 )
-from argosy.move import arenas, counters, exchange, trees
+from argosy.move import arenas, broker, counters, exchange, trees
 from argosy.move.gathered import total, values_of
 from argosy.move.layout import Layout, Parameter
 from argosy.move.rounds import Round
@@ -218,8 +218,9 @@ def test_a_process_that_swaps_words_in_another_way_is_refused(make, monkeypatch)
     monkeypatch.setenv(loader.SWITCH, "0")
     loader.forget()
     try:
-        with pytest.raises(MismatchError, match="this process has no native code"):
+        with pytest.raises(MismatchError, match="this process has no native code") as caught:
             make(name="unit-ways")
+        assert broker._uses["unit-ways"] == 1, caught  # the error is kept, the memory is not
     finally:
         monkeypatch.undo()
         loader.forget()
