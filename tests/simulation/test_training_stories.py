@@ -9,7 +9,7 @@ import pytest
 
 from argosy.errors import InvariantError
 from argosy.move import rounds
-from argosy.testing.trainingstories import simulate_training
+from argosy.testing.trainingstories import TrainingStory, simulate_training
 from argosy.train import guards, ledgers, memberships, recovery, shares
 
 
@@ -70,3 +70,18 @@ def test_a_decider_that_allows_this_would_be_noticed(what, monkeypatch):
     place, name, mutant = MUTANTS[what]
     monkeypatch.setattr(place, name, mutant)
     assert _breaks(range(24))
+
+
+def test_a_run_that_is_stopped_when_its_loop_is_over_has_saved_or_says_that_it_has_not():
+    num_stopped = 0
+    for seed in range(10):
+        story = TrainingStory(seed, num_runs=1)
+        clock = story.cluster.clock
+        while not story.is_over() or not story.runs:
+            clock.run_until(clock.now + 0.01)
+            story.kill_lonely()
+            for run in story.runs.values():
+                if int(run.memory.committed.ledger["step"]) == run.plan.num_steps:
+                    story.stop()
+        num_stopped += sum(run.wish == "cancelled" for run in story.runs.values())
+    assert num_stopped >= 5

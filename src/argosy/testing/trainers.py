@@ -95,12 +95,14 @@ class SimulatedTrainer:
         raise NotImplementedError
 
     def _live(self) -> Program[None]:
-        """The program until it is to stop; then what is committed is saved."""
+        """The program until its end, or until it is to stop; then what is committed is saved."""
         try:
             yield from self.program()
         except Stopped:
             yield from self._save()
             raise
+        if (step := int(self.memory.committed.ledger["step"])) and self._is_first_living():
+            yield from self._write_checkpoint(step)
 
     # --- the process ----------------------------------------------------------------------------------------------
 
@@ -192,13 +194,16 @@ class SimulatedTrainer:
             if self.memory.saved < step and not self._is_first_living():
                 yield "wait", 0.02
                 continue
-            yield "work", 0.05
-            self.memory.saved = max(step, self.memory.saved)
-            path = f"/checkpoints/step-{step:09d}"
-            self.keeper.say(self.process, {"say": "saved", "step": step, "path": path})
+            yield from self._write_checkpoint(step)
             return
         if not step:
             self.keeper.say(self.process, {"say": "saved", "step": 0, "path": ""})
+
+    def _write_checkpoint(self, step: int) -> Program[None]:
+        yield "work", 0.05
+        self.memory.saved = max(step, self.memory.saved)
+        path = f"/checkpoints/step-{step:09d}"
+        self.keeper.say(self.process, {"say": "saved", "step": step, "path": path})
 
     def _is_first_living(self) -> bool:
         if self.members:
