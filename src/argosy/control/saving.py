@@ -32,7 +32,8 @@ def needs_saver(state: RunState, role: Role) -> bool:
 
 def has_finished(role: Role) -> bool:
     """Whether the gang's work is done and saved, whenever that was."""
-    ended_well = {attempt.id: attempt.end == "well" for attempt in members_of(role)}
+    # Those too that were told to stop meanwhile.
+    ended_well = {a.id: a.exit is not None and a.exit.code == 0 for a in members_of(role)}
     saved_by = role.saved.attempt if role.saved is not None else ""
     return savers.has_finished(ended_well, len(role.members), saved_by)
 
@@ -48,9 +49,10 @@ def describe_loss(state: RunState) -> str:
         if role.has_saved or role.bounds is None or not role.has_trained:
             continue
         own = [attempt for attempt in state.attempts.values() if attempt.role == role.name]
-        if any(attempt.exit is not None and attempt.exit.code == 0 for attempt in own):
-            continue  # it had finished
         started = [attempt for attempt in own if attempt.saving and attempt.exit is not None]
+        has_ended_well = any(a.exit is not None and a.exit.code == 0 for a in own)
+        if has_ended_well and not started:
+            continue  # it had finished
         why = ""
         if started and started[-1].exit is not None:
             late = started[-1].stop_reason if started[-1].stopping else describe(started[-1].exit)
@@ -61,7 +63,7 @@ def describe_loss(state: RunState) -> str:
 
 
 def _has_answered(state: RunState, attempt: Attempt) -> bool:
-    """It was asked to save: it could not and has said why, or its work was done. Of a run that is given up only who was started to save was asked in time: others raise what its first one did."""
+    """It was asked to save, could not and has said why. Of a run that is given up only who was started to save was asked in time: others raise what its first one did."""
     exit = attempt.exit
     if state.stop is not None and state.stop.failed and not attempt.saving:
         return False

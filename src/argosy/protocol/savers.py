@@ -30,7 +30,7 @@ class Legacy:
     has_finished: bool
     """Its work is done and saved, whenever that was."""
     has_answered: bool
-    """A member that was asked to save has ended by itself: it could not and has said why, or its work was done."""
+    """A member that was asked to save has ended by itself: it could not and has said why."""
 
 
 def needs_saver(legacy: Legacy, were_unlucky: Sequence[bool]) -> bool:
@@ -50,8 +50,11 @@ def has_finished(ended_well: Mapping[str, bool], num_members: int, saved_by: str
 
 
 def is_answer(code: int | None) -> bool:
-    """Whether a process that was asked to save and leave, and has ended so, has not just left."""
-    return code not in (None, LEFT_CODE)
+    """Whether a process that was asked to save and leave, and has ended so, could not.
+
+    One that has ended well may have left its last save to another: see `has_finished`.
+    """
+    return code not in (None, 0, LEFT_CODE)
 
 
 def was_unlucky(code: int | None, signal: int | None) -> bool:

@@ -141,7 +141,7 @@ class Upkeep:
         if not exit.is_well and not member.killed_for:
             self._bad_exits.setdefault(member.rank, exit)
         if (self._stop_signal or member.is_saver) and is_answer(exit.code):
-            self._training.is_closed = True  # it has finished, or has failed to save and says why
+            self._training.is_closed = True  # it has failed to save and says why
         if member.is_saver:
             self._note_saver_end(member, at)
         frame = member.peer_frame()

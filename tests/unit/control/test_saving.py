@@ -191,6 +191,19 @@ def test_a_first_rank_that_is_killed_in_its_last_save_is_made_good_although_othe
     assert host.waiting() == ["train.0.1"]
 
 
+def test_a_first_rank_that_is_killed_in_its_last_save_after_a_stop_is_made_good_or_missed():
+    host = train()
+    host.stop()
+    for index in (1, 2):
+        host.exit(f"train.{index}.0", code=0)
+    host.exit("train.0.0", signal=9)
+    name = saver(host)
+    host.start(name)
+    host.exit(name, code=1)
+    assert (host.waiting(), host.ended.outcome) == ([], "stopped")
+    assert "nothing was saved at its end (a process was started to save it" in host.ended.reason
+
+
 def test_the_save_of_one_gang_is_not_taken_for_that_of_another():
     host = ScriptedHost()
     gang = RoleSpec(command=["x"], gang=True, count=1)

@@ -50,8 +50,8 @@ def test_a_gang_has_finished_when_all_have_or_one_has_and_a_member_saved(
     assert has_finished(ended_well, 2, saved_by) == is_done
 
 
-def test_an_answer_is_an_exit_that_was_not_asked_for():
-    assert [is_answer(code) for code in (0, 1, LEFT_CODE, None)] == [True, True, False, False]
+def test_an_answer_is_a_failure_by_itself():
+    assert [is_answer(code) for code in (0, 1, LEFT_CODE, None)] == [False, True, False, False]
 
 
 def test_bad_luck_is_a_kill_from_outside_or_no_start_at_all():
