@@ -266,8 +266,10 @@ def _has_lost_a_peer(attempt: Attempt) -> bool:
 
 
 def _why_hopeless(role: Role, cause: Attempt) -> str:
-    """Why no further start can help a program that has never done anything."""
+    """Why no further start can help a program that has never done anything; a permanent one is tried all the same."""
     if cause.failure != "user" or cause.exit is None or role.has_trained:
+        return ""
+    if role.policy == "permanent":
         return ""
     life = cause.life(role.spec.backoff.most_seconds)
     is_ready = any(attempt.said_ready for attempt in members_of(role))

@@ -221,6 +221,7 @@ def why_hopeless(exit: AttemptExited, life: Life) -> str:
 
 def wait_seconds(backoff: Backoff, row: int, *key: object) -> float:
     """Wait before the next start after `row` failures in a row."""
+    row = min(row, 64)  # what fails for days must not run out of numbers
     if row <= 1:
         wait = backoff.first_seconds
     else:

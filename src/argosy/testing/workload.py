@@ -23,8 +23,10 @@ def random_run(random: Random, number: int) -> RunSpec:
             roles["db"] = _server(random)
     elif kind < 0.7:
         roles = _pipeline(random)
-    else:
+    elif kind < 0.95:
         roles = {"task": _tasks(random)}
+    else:
+        roles = _service(random)
     is_queued = random.random() < 0.3
     return RunSpec(
         name=name,
@@ -34,6 +36,7 @@ def random_run(random: Random, number: int) -> RunSpec:
         share=random.choice(["", "alice", "bob"]),
         array=random.choice([0, 0, 0, 0, 3, 3, 6, 30]) if is_queued else 0,
         queued=is_queued,
+        service=kind >= 0.95,
     )
 
 
@@ -77,6 +80,20 @@ def _server(random: Random) -> RoleSpec:
         ports={"http": 0},
         ready=Probe(port="http") if has_probe else None,
     )
+
+
+def _service(random: Random) -> dict[str, RoleSpec]:
+    """It says nothing of restarts, so what ends is started again until somebody stops it; beside it there may be what runs once."""
+    is_gang = random.random() < 0.5
+    role = RoleSpec(
+        command=[random.choice(["rank", "joiner"] if is_gang else ["task", "server"])],
+        gang=is_gang,
+        count=random.choice([1, 2, 4]),
+        backoff=_BACKOFF,
+        grace_seconds=0.5,
+    )
+    once = RoleSpec(command=["task"], restart="transient", backoff=_BACKOFF, grace_seconds=0.5)
+    return {"serve": role, "once": once} if random.random() < 0.3 else {"serve": role}
 
 
 def _pipeline(random: Random) -> dict[str, RoleSpec]:

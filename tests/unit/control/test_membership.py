@@ -293,6 +293,18 @@ def test_a_source_that_cannot_run_is_not_started_again():
     assert len(host.facts(GenerationFormed)) == 1
 
 
+def test_a_gang_of_a_service_is_started_again_whatever_it_says():
+    host = ScriptedHost()
+    host.submit({"serve": gang(2)}, service=True)
+    for number in range(5):
+        host.start()
+        host.exit(f"serve.1.{number}", code=1, error=SYNTAX)
+        host.exit(f"serve.0.{number}", code=1, error=SYNTAX)
+        host.advance(60.0)
+    assert host.ended is None
+    assert sorted(host.waiting()) == ["serve.0.5", "serve.1.5"]
+
+
 def test_a_new_generation_says_which_restart_it_is():
     host = ScriptedHost()
     begin(host, count=2)

@@ -111,7 +111,7 @@ def test_every_exit_can_be_described():
         assert describe(exit(**fields))
 
 
-@given(row=st.integers(0, 60), first=st.floats(0, 100), most=st.floats(0, 100))
+@given(row=st.integers(0, 5000), first=st.floats(0, 100), most=st.floats(0, 100))
 def test_waits_grow_and_stay_within_their_limits(row, first, most):
     backoff = Backoff(first_seconds=first, most_seconds=most, jitter=0.2)
     wait = wait_seconds(backoff, row, "run", 1)

@@ -193,6 +193,17 @@ def test_what_ends_in_a_service_is_started_again_and_again(exit):
         assert host.waiting() == [f"web.0.{number + 1}"]
 
 
+def test_a_service_that_fails_for_a_whole_day_is_still_started_again():
+    host = ScriptedHost()
+    host.submit({"web": task()}, service=True)
+    for number in range(1100):
+        host.start()
+        host.exit(f"web.0.{number}", code=3)
+        host.advance(60.0)
+    assert host.ended is None
+    assert host.waiting() == ["web.0.1100"]
+
+
 def test_a_service_outlives_a_role_of_it_that_runs_once():
     host = ScriptedHost()
     host.submit({"migrate": task(restart="temporary"), "web": task()}, service=True)
