@@ -37,7 +37,7 @@ def _stop_all(arguments: Arguments) -> int:
     known = {view["run"]: view for view in _list(controller, with_ended=False)}
     body = {"runs": None, "reason": arguments.get("reason") or "argosy stop --all"}
     asked = controller.post("/v1/stop", body)["runs"]
-    runs = [known.get(each["run"]) or controller.run(each["run"]) for each in asked]
+    runs = [known.get(each["run"]) or _look_up(controller, each) for each in asked]
     never_started = {each["run"] for each in asked if each["was_queued"]}
     if not arguments.get("no_wait"):
         with Progress().during("waiting for all runs to end"):
@@ -59,6 +59,15 @@ def _list(controller: Controller, *, with_ended: bool) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]]
     runs = controller.get(f"/v1/runs?all={int(with_ended)}&limit={MOST_LISTED}")["runs"]
     return runs
+
+
+def _look_up(controller: Controller, asked: dict[str, Any]) -> dict[str, Any]:
+    """A run that was not listed, as there were more. One that has never been started may be forgotten by now: all there is to say is that it was cancelled."""
+    run = asked["run"]
+    if not asked["was_queued"]:
+        return controller.run(run)
+    known = {"run": run, "name": asked["name"], "directory": f"{controller.cluster.runs}/{run}"}
+    return {**known, "state": "ended", "outcome": "cancelled"}
 
 
 def _await_ends(

@@ -480,8 +480,8 @@ class Coordinator(ClusterState):
 
     def _settle(self, now: float) -> Outputs:
         """Decide until nothing follows any more, then tell the hosts."""
-        # After a replay every run that is known may have its turn.
-        for _ in range(MOST_ROUNDS + len(self.runs)):
+        # After a replay, or when all are stopped at once, every run that is known may have its turns: to end, to finish a command, to be done.
+        for _ in range(MOST_ROUNDS + 4 * len(self.runs)):
             if self._dirty:
                 run = next(iter(self._dirty))
                 del self._dirty[run]

@@ -1,6 +1,7 @@
 """Whoever takes a cluster down with its runs is told what they have saved; and all runs can be stopped at once."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +93,20 @@ def test_all_runs_are_asked_to_stop(tmp_path, monkeypatch, capsys):
         "run r2 is being stopped",
     ]
     assert main(["stop", "r1", "--all"]) == 64
+
+
+def test_more_runs_than_are_listed_are_stopped_and_told(tmp_path, monkeypatch, capsys):
+    """The oldest of thousands in the queue: cancelled, and forgotten, before anybody could look at them."""
+    view = view_of(tmp_path, "r9", gang=False) | {"state": "queued", "outcome": ""}
+    controller = Answers([view])
+    controller.cluster = SimpleNamespace(runs=str(tmp_path))
+    asked = [{"run": run, "name": "lot", "was_queued": True} for run in ("r1", "r9")]
+    controller.post = lambda path, body: {"runs": asked}
+    monkeypatch.setattr(stopping, "connect", lambda: controller)
+    for words in (["--no-wait"], []):
+        verb, rest = find_verb(["stop", "--all", *words])
+        assert stopping.stop(parse(verb, rest)) == 0
+        assert capsys.readouterr().out.splitlines() == ["run r1 cancelled", "run r9 cancelled"]
 
 
 def test_a_run_that_is_forgotten_before_it_was_waited_for_is_told_by_its_directory(

@@ -140,6 +140,16 @@ def test_many_runs_are_stopped_in_one_decision_and_none_that_waits_is_started():
     assert host.coordinator.stop_runs(host.now, None, hard=True, reason="")[0] == []
 
 
+def test_more_runs_than_rounds_are_stopped_in_one_decision(monkeypatch):
+    host = ScriptedHost(cpus=1)
+    host.submit({"a": task(cpu_request=1.0)}, name="lot", array=60, queued=True)
+    monkeypatch.setattr("argosy.control.coordinator.MOST_ROUNDS", 20)
+    asked, outputs = host.coordinator.stop_runs(host.now, {"lot"}, hard=False, reason="enough")
+    host.take(outputs)
+    assert len(asked) == 60
+    assert host.coordinator.counts == {"queued": 0, "running": 1, "ended": 59}
+
+
 def test_a_run_that_ends_makes_room_for_the_next_in_the_same_breath():
     host = ScriptedHost(cpus=1)
     first = host.submit({"a": task(cpu_request=1.0)}, queued=True)
