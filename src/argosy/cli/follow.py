@@ -181,6 +181,7 @@ class Follower:
                 # All that the one before had to say is in its files, and nothing of this one's yet.
                 self._flush()
                 self._say_held()
+                self._is_settled = False
             self._output.note_file(fact["role"], fact["index"], fact["number"])
             self._newest_number = max(self._newest_number, fact["number"])
         headline = self._story.headline(event)
@@ -188,6 +189,8 @@ class Follower:
             self._is_settled = True
             self._progress.end()
         elif fact["kind"] in ("attempt.exited", "gang.formed"):
+            if not self._output.wants_lines:
+                self._flush()  # its last words: what follows is waited for
             self._is_settled = False
             self._look_at = time.monotonic() + 1.0
         is_formed = fact["kind"] == "gang.formed"

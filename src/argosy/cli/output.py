@@ -23,7 +23,7 @@ _COPY_BYTES = 256 << 10
 
 
 class RawOutput:
-    """Copies the output files of a single process; how far it got is counted in bytes, so nothing is lost or doubled."""
+    """Copies the output files of a single process (and of its spares); how far it got is counted in bytes, so nothing is lost or doubled."""
 
     wants_lines = False
 
@@ -34,10 +34,14 @@ class RawOutput:
         self._last = b""
 
     def note_file(self, role: str, index: int, number: int) -> None:
-        """An attempt exists: its files may appear, and those of the one before are complete."""
+        """An attempt exists: its files may appear, and those of the one before it, of the same process, are complete."""
         self.flush(time.time())
-        output = os.path.join(self._logs, f"{role}.{index}.{number}")
-        self._positions = {f"{output}.out": 0, f"{output}.err": 0}
+        process = os.path.join(self._logs, f"{role}.{index}.")
+        others = {
+            path: end for path, end in self._positions.items() if not path.startswith(process)
+        }
+        output = f"{process}{number}"
+        self._positions = {**others, f"{output}.out": 0, f"{output}.err": 0}
 
     def line(self, line: dict[str, Any]) -> None:
         """Nobody sends lines here."""

@@ -100,6 +100,19 @@ def test_the_output_of_a_restarted_process_follows(tmp_path, capfdbinary):
     assert capfdbinary.readouterr().out == b"start 0\nstart 1\n"
 
 
+def test_a_process_with_a_spare_is_shown_beside_it(tmp_path, capfdbinary):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    output = RawOutput(str(tmp_path))
+    output.note_file("train", 0, 0)
+    output.note_file("train", 1, 0)
+    (logs / "train.0.0.out").write_bytes(b"first\n")
+    output.note_file("train", 0, 1)
+    (logs / "train.1.0.out").write_bytes(b"spare\n")
+    output.finish()
+    assert capfdbinary.readouterr().out == b"first\nspare\n"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.42, "0.4s"), (12, "12s"), (200, "3m20s"), (7500, "2h05m"), (90000, "1d1h"), (-1, "0s")],
