@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,24 @@ def test_the_tree_in_the_architecture_has_every_folder():
         "zygote",
     }
     assert {name for name in folders if f"── {name}/" not in text} == set()
+
+
+def test_the_layers_in_contributing_are_those_that_are_held():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    source = ROOT / "src" / "argosy"
+    held = []
+    for layer in contracts[0]["layers"]:
+        names = [name.strip("() ") for name in layer.split("|")]
+        there = [name for name in names if any(source.glob(f"{name}*"))]
+        held += [" | ".join(there)] if there else []
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    shown = re.findall(r"^    ([a-z| ]+)$", text, re.MULTILINE)
+    assert shown == held
+    torchless = re.search(r"- (.*) never reach torch", text)[1]
+    modules = contracts[1]["source_modules"]
+    assert {f"argosy.{name}" for name in re.findall(r"`(\w+)`", torchless)} == set(modules)
 
 
 def test_every_verb_of_the_readme_is_known():
