@@ -90,6 +90,20 @@ def test_long_rows_stored_past_the_caches_are_whole_at_any_alignment(path, width
         assert memory[skew + 37 * width :].eq(0).all()
 
 
+@pytest.mark.parametrize("width", [256, 301, 319])
+def test_rows_with_room_between_them_leave_that_room_alone(path, width):
+    source = torch.randn(37, width + 9)
+    for skew in (0, 1, 15):
+        memory = torch.zeros(37 * 320 + 16)
+        target = memory[skew : skew + 37 * 320].view(37, 320)
+        one = Copy("w", (37, width), 0, 0, 5, (width + 9, 1), 0, 0, (320, 1))
+        copy_mapped(one, target, source, None, is_streamed=True)
+        assert torch.equal(target[:, :width], source[:, 5 : 5 + width])
+        assert target[:, width:].eq(0).all()
+        assert memory[:skew].eq(0).all()
+        assert memory[skew + 37 * 320 :].eq(0).all()
+
+
 @pytest.mark.parametrize("size", [0, 1, 63, 4096, (1 << 18) - 1, 1 << 18, (1 << 18) + 77])
 @pytest.mark.parametrize(("to", "at"), [(0, 0), (1, 0), (0, 3), (63, 17)])
 def test_bytes_are_copied_by_address_and_nothing_beside_them(path, size, to, at):
