@@ -208,15 +208,23 @@ def _signal(arguments: Arguments) -> int:
     controller = connect()
     target, view = _resolve_alive(controller, arguments)
     alive = [p for p in processes_of(view, target) if p.get("pid") and p["state"] != "exited"]
-    if not alive:
+    num_sent = sum(_send_signal(controller, process["attempt"], name) for process in alive)
+    if not num_sent:
         raise NotFoundError(
             f"no process of {arguments.word() or view['run']} is running",
             fix="see `argosy ps --all`",
         )
-    for process in alive:
-        controller.post(f"/v1/processes/{process['attempt']}/signal", {"signal": name})
-    count = f"{len(alive)} process{'es' if len(alive) != 1 else ''}"
+    count = f"{num_sent} process{'es' if num_sent != 1 else ''}"
     return _say(arguments, view, f"{name} sent to {count} of {view['run']}")
+
+
+def _send_signal(controller: Controller, attempt: str, name: str) -> bool:
+    """Whether it was there to get it: of a gang the first that the signal ends may take the others with it."""
+    try:
+        controller.post(f"/v1/processes/{attempt}/signal", {"signal": name})
+    except NotFoundError:
+        return False
+    return True
 
 
 def _say(arguments: Arguments, view: dict[str, Any], text: str) -> int:
