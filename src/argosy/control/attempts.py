@@ -54,7 +54,7 @@ class Attempt:
     """When a spare was let go."""
     said_ready: bool = False
     joined: int | None = None
-    """Generation it joined last; None: the program does not know Argosy."""
+    """Generation it joined last; None: it has not come to that yet, or the program does not know Argosy."""
     joined_at: float = 0.0
     """When it joined first."""
     entered_at: float | None = None

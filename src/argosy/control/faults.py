@@ -131,9 +131,9 @@ def victim_of(role: Role, order: FaultOrder) -> Attempt:
     needs_telling = order.step is not None or order.fault not in ("kill", "stop")
     if needs_telling and attempt.joined is None:
         raise ConfigError(
-            f"rank {rank} of {role.name} does not speak with Argosy: its steps are unknown",
-            fix="--kill and --stop without --at-step work for every program; "
-            "programs with a trainer or `argosy.join()` can be told the rest",
+            f"rank {rank} of {role.name} has not joined: it cannot be told of a fault",
+            fix="try again when its trainer has begun; a program without a trainer or `argosy.join()` "
+            "takes only --kill and --stop, without --at-step",
         )
     return attempt
 

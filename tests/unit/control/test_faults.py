@@ -159,11 +159,12 @@ def test_a_step_that_is_over_is_refused_with_the_present_one():
     assert "after 8" in caught.value.fix
 
 
-def test_a_program_that_does_not_speak_with_argosy_has_no_steps():
+def test_a_rank_that_has_not_joined_cannot_be_told_of_a_fault_and_may_be_later():
     host = begin(joined=False)
     for order in (FaultOrder(fault="kill", rank=1, step=3), FaultOrder(fault="nan", rank=1)):
-        with pytest.raises(ConfigError, match="its steps are unknown"):
+        with pytest.raises(ConfigError, match="rank 1 of train has not joined") as caught:
             inject(host, order)
+        assert "try again when its trainer has begun" in caught.value.fix
 
 
 def test_parts_of_the_runtime_are_recorded_without_a_rank():
