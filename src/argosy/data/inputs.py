@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -106,7 +107,7 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]], settings: PackSettings
             if not inside:
                 raise ConfigError(
                     f"no file in {path} matches {' '.join(globs[:4])}{' …' if len(globs) > 4 else ''}",
-                    fix="name a pattern, e.g. --glob '*.py'",
+                    fix=_advise(path),
                 )
             found.update(dict.fromkeys(inside))
         elif path.is_file():
@@ -120,6 +121,15 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]], settings: PackSettings
             "nothing to pack", fix="example: argosy data pack book.txt --out book.bin"
         )
     return list(found)
+
+
+def _advise(path: Path) -> str:
+    """What would find something: the ending that most files there have."""
+    endings = Counter(file.suffix for file in _walk(path, ["*"]))
+    if not endings:
+        return "name a directory that has files in it; hidden ones do not count"
+    ending = endings.most_common(1)[0][0]
+    return f"say which files are meant, e.g. --glob '*{ending}'"
 
 
 def _walk(root: Path, globs: Iterable[str]) -> list[Path]:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -118,7 +118,7 @@ def _check_target(target: Path, settings: PackSettings) -> None:
 
 @contextmanager
 def _work_directory(target: Path) -> Iterator[Path]:
-    """`code.bin.partial/`, for one packer at a time; it stays when the packer does not come to its end."""
+    """`code.bin.partial/`, for one packer at a time; work that was done stays in it when the packer does not come to its end."""
     directory = target.with_name(target.name + ".partial")
     try:
         directory.mkdir(exist_ok=True)
@@ -136,6 +136,10 @@ def _work_directory(target: Path) -> Iterator[Path]:
         for left_over in (*directory.glob("*.tmp"), *directory.glob(".*.tmp")):
             left_over.unlink(missing_ok=True)
         yield directory
+    except BaseException:
+        with suppress(OSError):
+            directory.rmdir()  # only if no work is in it
+        raise
     finally:
         os.close(lock)
 

@@ -217,3 +217,20 @@ def test_the_corpus_is_the_same_each_time_and_not_made_twice(tmp_path):
 def test_byte_tokens_show_as_text():
     tokens = np.array([*"häß".encode(), 256, 65, 256], "<u2")
     assert ByteTokenizer().decode(tokens) == "häß␄A␄"
+
+
+def test_of_a_directory_without_code_the_ending_of_its_files_is_named(tmp_path, capsys):
+    folder = tmp_path / "books"
+    folder.mkdir()
+    assert main(["data", "pack", str(folder), "--out", str(tmp_path / "b.bin")]) == 64
+    assert "name a directory that has files in it" in capsys.readouterr().err
+    for name in ("a.txt", "b.txt", "c.rtf"):
+        (folder / name).write_text("words\n")
+    assert main(["data", "pack", str(folder), "--out", str(tmp_path / "b.bin")]) == 64
+    assert "--glob '*.txt'" in capsys.readouterr().err
+
+
+def test_input_that_is_refused_at_once_leaves_no_directory(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text("no JSON\n")
+    assert main(["data", "pack", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "a.bin")]) == 65
+    assert os.listdir(tmp_path) == ["a.jsonl"]
