@@ -59,11 +59,19 @@ def read_record(directory: Path) -> Record:
     except FileNotFoundError:
         raise ConfigError(
             f"{directory} is not the directory of a run: there is no config.json in it",
-            fix="name the directory that the run printed when it began",
+            fix=_advise(directory),
         )
     except (OSError, ValueError):
         pass
     raise ConfigError(f"{path} cannot be read", fix="restore it, or begin a new run")
+
+
+def _advise(directory: Path) -> str:
+    """The run that the directory is a part of, if it is: its checkpoints and its logs lie below it."""
+    for above in directory.absolute().parents[:2]:
+        if config_path(above).exists():
+            return f"name the run's own directory: --resume {above}"
+    return "name the directory that holds the run's config.json and checkpoints/"
 
 
 def write_first(directory: Path, record: Record) -> None:
@@ -133,6 +141,11 @@ def check_consent(
     named = set(parse_keys(overrides))
     lines = []
     for key, (old, new) in find_differences(before["config"], after["config"]).items():
+        if key not in named and key not in flatten(after["config"]):
+            raise ConfigError(
+                f"the run began with {key} = {old!r}, and the program has no {key} now",
+                fix="resume with the program that the run began with, or begin a new run",
+            )
         if key not in named:
             raise ConfigError(
                 f"the run began with {key} = {old!r}, the program now says {new!r}",

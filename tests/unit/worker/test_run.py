@@ -209,6 +209,21 @@ def test_only_the_directory_of_a_run_can_be_gone_on_with(tmp_path, content):
         records.read_record(tmp_path)
 
 
+@pytest.mark.parametrize("inner", ["logs", "checkpoints", "checkpoints/step-000000010"])
+def test_the_run_of_a_directory_inside_it_is_named(tmp_path, inner):
+    records.write_first(tmp_path, record(depth=1))
+    (tmp_path / inner).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"no config\.json in it") as caught:
+        records.read_record(tmp_path / inner)
+    assert caught.value.fix == f"name the run's own directory: --resume {tmp_path}"
+
+
+def test_a_key_that_the_program_lacks_is_not_advised_to_be_set():
+    with pytest.raises(ConfigError, match="depth = 1, and the program has no depth now") as caught:
+        records.check_consent(record(depth=1), record(rate=0.5), [])
+    assert "--set" not in caught.value.fix
+
+
 def test_a_resume_may_differ_in_what_was_named_alone():
     before, after = record(depth=1, rate=0.5), record(depth=2, rate=0.5)
     with pytest.raises(ConfigError, match="began with depth = 1, the program now says 2") as caught:
