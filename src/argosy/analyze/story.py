@@ -37,6 +37,7 @@ class Story:
         self._attempts = Attempts()
         self._has_told_death = False
         self._told_notes: set[str] = set()
+        self._told_save = ""
         self._facts: dict[str, dict[str, Any]] = {}
         """How the run was submitted, what size it was given later, and that it is to stop."""
 
@@ -72,7 +73,10 @@ class Story:
         if kind == "gang.resized":
             return f"{fact['role']} is to have {fact['size']} ranks"
         if kind == "run.saved":
-            return self._saved_headline(fact, attempt)
+            said, before = self._saved_headline(fact, attempt), self._told_save
+            self._told_save = said
+            # Each rank that has waited for a save tells of it.
+            return said if said != before else ""
         if kind == "attempt.suspected" and attempt:
             return f"{attempt.name} seems to hang: {fact['reason']}"
         if kind == "fault.injected":

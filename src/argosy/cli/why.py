@@ -130,7 +130,9 @@ def explain_failure(client: Client, view: dict[str, Any]) -> str:
     head = f"{paint('argosy:', 'red')} {paint(f'run {run} failed', 'bold')}"
     if is_refused(events):
         # Its own two lines are above, once; anything more would say the same again.
-        lines = [f"{head}: its program refused what it was given (exit code {view['exit_code']})"]
+        has_trained = any(event["fact"]["kind"] == "run.saved" for event in events)
+        why = "gave it up" if has_trained else "refused what it was given"
+        lines = [f"{head}: its program {why} (exit code {view['exit_code']})"]
     elif incident is None:
         lines = [f"{head}: {view.get('reason') or 'no cause is known'}"]
         if any(event["fact"]["kind"] == "run.ports_refused" for event in events):

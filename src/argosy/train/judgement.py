@@ -57,7 +57,12 @@ class Judge:
             raise StepStopped(
                 f"step {step}: loss {loss:g}, gradient norm {norm:g}, computed {attempt + 1} times, "
                 f"{skips} steps skipped lately",
-                fix="look at the batch and the learning rate; run.trainer(guard=…) can skip or rewind instead",
+                fix="look at the batch and the learning rate; "
+                + (
+                    f"more than most_skips = {guard.most_skips} of {guard.window} steps are not left out"
+                    if guard.policy != "stop"
+                    else "run.trainer(guard=…) can skip or rewind instead"
+                ),
             )
         clip = self._settings.clip
         factor = 1.0 if clip is None or not norm > clip else clip / (norm + 1e-6)

@@ -164,3 +164,13 @@ def test_a_stopped_run_says_where_it_is_saved_and_how_to_go_on():
     resized = {"kind": "gang.resized", "role": "train", "size": 6}
     assert story.headline(as_event(resized)) == "train is to have 6 ranks"
     assert "go on: argosy run -n 6 " in story.headline(events[-1])
+
+
+def test_a_save_that_several_ranks_tell_of_is_told_once():
+    story = Story()
+    path = "/runs/r/checkpoints/step-000000010"
+    saves = [
+        facts.StateSaved(run="r", attempt=f"a{index}", step=10, path=path) for index in (1, 1, 0)
+    ]
+    told = [story.headline(as_event(save)) for save in saves]
+    assert told == [f"step 10 is saved in {path}", "", ""]

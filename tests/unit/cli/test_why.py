@@ -114,6 +114,19 @@ def test_a_refusal_is_not_told_again_at_the_end():
     assert "unknown key" not in text
 
 
+def test_a_program_that_has_trained_and_gives_up_has_not_refused_its_input():
+    stop = {"kind": "run.stop_requested", "reason": "rank 0: step 9", "failed": True, "code": 65}
+    saved = {"kind": "run.saved", "attempt": "r1.train.0.0", "step": 9, "path": "/c/step-9"}
+
+    class Events:
+        def get(self, path):
+            facts = [(1, saved), (2, stop)]
+            return {"events": [{"seq": seq, "at": 1.0, "fact": fact} for seq, fact in facts]}
+
+    view = {"run": "r1", "outcome": "failed", "exit_code": 65, "reason": "rank 0: step 9"}
+    assert "its program gave it up (exit code 65)" in explain_failure(Events(), view)
+
+
 class Story:
     """Events of a role of one process that fails again and again, and the view of its run."""
 
