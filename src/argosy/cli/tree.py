@@ -25,9 +25,10 @@ def tree(arguments: Arguments) -> int:
     else:
         flag = int(bool(arguments.get("all")))
         runs = controller.get(f"/v1/runs?all={flag}&limit={MOST_LISTED}")["runs"]
+    pids = [p["pid"] for v in runs for r in v["roles"] for p in r["processes"] if p.get("pid")]
     children = read_children()
+    give_back((status.get("pids") or {}).get("keeper", 0), pids, children)
     if arguments.get("json"):
-        pids = [p["pid"] for v in runs for r in v["roles"] for p in r["processes"] if p.get("pid")]
         inner = {pid: descendants(pid, children) for pid in pids}
         print(json.dumps({"status": status, "runs": runs, "descendants": inner}))
         return 0
@@ -92,7 +93,7 @@ def render(node: Node, prefix: str = "") -> list[str]:
 
 
 def read_children() -> dict[int, list[int]]:
-    """Parent pid -> pids of its children, of this machine at this moment."""
+    """Parent pid -> pids of its living children, of this machine at this moment."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdecimal():
@@ -102,8 +103,30 @@ def read_children() -> dict[int, list[int]]:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             continue
-        children.setdefault(int(fields[1]), []).append(int(entry))
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(entry))
     return children
+
+
+def give_back(keeper: int, leaders: list[int], children: dict[int, list[int]]) -> None:
+    """Children that have left their parent hang under the keeper: put those that a cgroup shows to be a process's own below it."""
+    owners = {group_of(pid): pid for pid in leaders}
+    for shared in (group_of(keeper), ""):  # without a cgroup for each process nothing is known
+        owners.pop(shared, None)
+    for pid in children.get(keeper, [])[:]:
+        owner = owners.get(group_of(pid), pid)
+        if owner != pid and pid not in leaders:
+            children[keeper].remove(pid)
+            children.setdefault(owner, []).append(pid)
+
+
+def group_of(pid: int) -> str:
+    """The cgroups of a process; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def descendants(pid: int, children: dict[int, list[int]]) -> list[int]:
