@@ -79,3 +79,43 @@ def test_a_kill_says_what_it_costs(shared, begin):
     run = begin("hurried")
     assert shared.argosy("kill", run).stdout == f"{run} killed; nothing was saved at its end\n"
     assert shared.view(run)["reason"] == "argosy kill; nothing was saved at its end"
+
+
+GRACE = 3
+SLOW = """
+[roles.train]
+script = "{program}"
+count = 2
+gang = true
+grace_seconds = {grace}
+env = {{ RECORD = "{record}" }}
+"""
+
+
+def test_a_last_save_that_takes_longer_than_the_grace_is_not_killed_while_it_goes_on(
+    shared, tmp_path
+):
+    record, spec = tmp_path / "record", tmp_path / "slow.toml"
+    record.mkdir()
+    program = PROGRAM.with_name("slow_training.py")
+    spec.write_text(SLOW.format(program=program, grace=GRACE, record=record))
+    run = shared.detach(spec)
+    shared.wait_until(
+        lambda: len(list(record.iterdir())) == 2,
+        lambda: shared.argosy("logs", run, check=False).stdout,
+    )
+    stopped = shared.argosy("stop", run)
+    events = shared.json("events", run)["events"]
+    told = {e["fact"]["kind"]: e["at"] for e in events}
+    assert told["run.saved"] - told["run.stop_requested"] > GRACE, "the grace was long enough"
+    (saved,) = facts_of(shared, run, "run.saved")
+    ends = {f["attempt"]: f.get("signal") for f in facts_of(shared, run, "attempt.exited")}
+    assert ends[saved["attempt"]] == signal.SIGTERM, "it has left by itself"
+    assert not [f for f in facts_of(shared, run, "attempt.planned") if f.get("saving")]
+    advances = facts_of(shared, run, "attempt.saving")
+    assert advances[-1]["total_bytes"] > advances[-1]["num_bytes"] > advances[0]["num_bytes"] >= 0
+    view = shared.view(run)
+    path = Path(view["directory"]) / "checkpoints"
+    assert "nothing was saved" not in view["reason"]
+    assert f" is saved in {path}/step-" in stopped.stdout
+    assert "whole" in shared.argosy("checkpoint", "verify", path).stdout

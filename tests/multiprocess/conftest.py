@@ -69,3 +69,17 @@ def keeper(make_keeper):
 def agent(keeper):
     """An agent of that keeper."""
     return keeper.agent()
+
+
+@pytest.fixture
+def start_saver():
+    """Start a process that will say for so long that its save goes on, once it is asked to end; its order."""
+    program = Path(__file__).parent / "programs" / "steady_saver.py"
+
+    def start(keeper, agent, seconds, end):
+        order = keeper.order(sys.executable, str(program), str(seconds), end)
+        agent.spawn(order)
+        keeper_client.wait_until(lambda: "armed" in keeper.output(order), "the trap")
+        return order
+
+    return start

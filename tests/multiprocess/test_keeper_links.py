@@ -399,3 +399,32 @@ def test_another_user_is_refused(keeper, agent):
     assert answer["type"] == "error"
     assert "uid 65534" in answer["what"]
     assert agent.request("statistics")["ok"]
+
+
+def test_one_that_saves_has_a_new_grace_with_each_word_and_is_killed_when_it_falls_silent(
+    keeper, agent, start_saver
+):
+    steady = start_saver(keeper, agent, 5.0, "leave")
+    stuck = start_saver(keeper, agent, 0.1, "hang")
+    for order in (steady, stuck):
+        agent.request("stop", attempt=order["attempt"], signal="SIGTERM", grace_seconds=2)
+    assert agent.wait_event("exited", attempt=stuck["attempt"])["signal"] == signal.SIGKILL
+    assert "silent" in keeper.output(stuck)
+    assert agent.wait_event("exited", attempt=steady["attempt"])["code"] == 0
+
+
+def test_a_shorter_grace_a_kill_and_a_shutdown_do_not_wait_for_a_save(
+    keeper, agent, client, start_saver
+):
+    orders = [start_saver(keeper, agent, 1000, "hang") for _ in range(3)]
+    for order in orders:
+        agent.request("stop", attempt=order["attempt"], signal="SIGTERM", grace_seconds=1000)
+        agent.wait_event("link", attempt=order["attempt"])
+    shorter, killed, ended = (order["attempt"] for order in orders)
+    agent.request("stop", attempt=shorter, signal="SIGTERM", grace_seconds=0.2)
+    assert agent.wait_event("exited", attempt=shorter)["signal"] == signal.SIGKILL
+    agent.request("kill", attempt=killed)
+    assert agent.wait_event("exited", attempt=killed)["signal"] == signal.SIGKILL
+    agent.request("shutdown", grace_seconds=0.2)
+    assert agent.wait_event("exited", attempt=ended)["signal"] == signal.SIGKILL
+    keeper.process.wait(client.DEADLINE_SECONDS)

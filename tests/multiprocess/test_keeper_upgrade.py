@@ -100,3 +100,12 @@ def test_a_stop_that_was_under_way_goes_on_after_the_restart(keeper, agent, clie
     agent.request("stop", attempt=order["attempt"], signal="SIGTERM", grace_seconds=1.5)
     restart(keeper, agent, client)
     assert agent.wait_event("exited", attempt=order["attempt"])["signal"] == signal.SIGKILL
+
+
+def test_a_save_that_goes_on_has_its_grace_anew_after_the_restart_too(
+    keeper, agent, client, start_saver
+):
+    order = start_saver(keeper, agent, 5.0, "leave")
+    agent.request("stop", attempt=order["attempt"], signal="SIGTERM", grace_seconds=2)
+    restart(keeper, agent, client)
+    assert agent.wait_event("exited", attempt=order["attempt"])["code"] == 0

@@ -18,6 +18,7 @@ from argosy.analyze.attempts import (
 )
 from argosy.analyze.ranksets import format_ranks
 from argosy.analyze.resuming import how_to_go_on
+from argosy.protocol.advances import describe_fact
 
 TYPE_CHECKING = False  # typing itself costs more than reading a command line
 if TYPE_CHECKING:
@@ -238,6 +239,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any], str], str]] = {
         if f.get("path")
         else f"{w} had nothing to save"
     ),
+    "attempt.saving": lambda f, w: f"{w} {describe_fact(f)}",
     "attempt.suspected": lambda f, w: f"{w} is suspected to hang: {f['reason']}",
     "attempt.evidence": _evidence,
     "fault.injected": fault_sentence,

@@ -33,6 +33,8 @@ from argosy.errors import NoRoom
 _LOG = logging.getLogger("argosy.checkpoint")
 Told = Callable[[SaveHandle, Stage, int | None], None]
 """Hears of each stage that a save comes to, with the manifest's CRC where it is known."""
+Watched = Callable[[SaveHandle], None]
+"""Hears that more of it is written."""
 
 
 class Writing(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,13 +65,20 @@ class Background:
     """The saves of one checkpointer that go on beside training."""
 
     def __init__(
-        self, store: Path, group: Group, settings: Settings, writing: Writing, told: Told
+        self,
+        store: Path,
+        group: Group,
+        settings: Settings,
+        writing: Writing,
+        told: Told,
+        watched: Watched | None = None,
     ) -> None:
         self._writer = WriterClient(store)
         self._group = group
         self._settings = settings
         self._writing = writing
         self._told = told
+        self._watched = watched
         self._rate = Rate()
         self._gates = Gates()
         self._slots: list[SnapshotSlot | None] = [None, None]
@@ -93,7 +102,7 @@ class Background:
         """
         place = self._next
         self._wait_free(place)
-        task = _Task(prepare, handle, copy, place)
+        task = _Task(prepare, handle, copy, place, self._watched)
         if not copy.is_captured:
             self._plan(task)
         self._next = 1 - place
@@ -338,18 +347,26 @@ class _Task:
     num_bytes: int
 
     def __init__(
-        self, prepare: Callable[[], Prepared], handle: SaveHandle, copy: Copy, place: int
+        self,
+        prepare: Callable[[], Prepared],
+        handle: SaveHandle,
+        copy: Copy,
+        place: int,
+        watched: Watched | None,
     ) -> None:
         self.prepare = prepare
         self.handle = handle
         self.copy = copy
         self.place = place
+        self.watched = watched
         self.step = handle.step
         self.may_begin = threading.Event()
 
     def note_written(self, num_bytes: int) -> None:
         """So much is on its way to the disk."""
         self.handle.written_bytes = num_bytes
+        if self.watched is not None:
+            self.watched(self.handle)
 
     def planned(self, prepared: Prepared) -> None:
         """What is copied whither is known now."""

@@ -84,6 +84,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 Listener = Callable[[Event], None]
 
 
+class Advance(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a save is."""
+
+    step: int
+    what: Literal["written", "uploaded", "copied"]
+    num_bytes: int
+    """On their way, by the last news."""
+    total_bytes: int = 0
+    """Of this process's share; 0: not known."""
+
+
+Watcher = Callable[[Advance], None]
+
+
 class _Hops(msgspec.Struct, frozen=True, kw_only=True):
     """What rank 0 tells the others before a load."""
 
@@ -114,15 +128,19 @@ class Checkpointer:
         self._run = run
         self._group = group or groups.of_process()
         self._listener = listener
+        self.watcher: Watcher | None = None
+        """Hears of the bytes of saves as they go, a few times a second, in whatever thread."""
         joined = Joined(peers, self._group, run, self.path) if peers is not None else None
         self._joined = joined
         self._chain = Chain(self.catalogue, objects, joined.listing if joined else None)
         self._begun: dict[int, float] = {}
         uploader = copier = None
         if objects is not None and self._group.rank == 0:
-            uploader = Uploader(self.path, run, objects, self._hear_upload)
+            advanced = partial(self._advance, "uploaded")
+            uploader = Uploader(self.path, run, objects, self._hear_upload, advanced)
         if joined is not None and joined.is_first:
-            copier = Uploader(self.path, run, joined.copying, self._hear_copy)
+            advanced = partial(self._advance, "copied")
+            copier = Uploader(self.path, run, joined.copying, self._hear_copy, advanced)
         self._senders = Senders(uploader, copier)
         self.cleaner = Cleaner(self.catalogue, keep, self._senders.held)
         self._schedule = Schedule(Interval(), self._group)
@@ -209,7 +227,13 @@ class Checkpointer:
                 self._save_beside(facts, state, streams, gather, handle)
                 self._schedule.saved(time.monotonic() - begun)
                 return handle
-            settings = paced(self._settings, self._writing, self._rate, _unheard)
+            total = [0]
+            settings = paced(
+                msgspec.structs.replace(self._settings, begins=partial(total.__setitem__, 0)),
+                self._writing,
+                self._rate,
+                lambda num_bytes: self._advance("written", step, num_bytes, total[0]),
+            )
             data = saving.save_together(store, facts, gather, self._group, settings)
         except BaseException as failure:
             self._say("failed", step, begun, str(failure))
@@ -411,7 +435,7 @@ class Checkpointer:
     def _saves(self) -> Background:
         if self._background is None:
             self._background = Background(
-                self.path, self._group, self._settings, self._writing, self._hear
+                self.path, self._group, self._settings, self._writing, self._hear, self._hear_bytes
             )
         return self._background
 
@@ -425,6 +449,22 @@ class Checkpointer:
             _LOG.warning("the save of step %d has failed: %s", handle.step, handle.error)
         detail = str(handle.error) if handle.error is not None else ""
         self._say(stage, handle.step, handle.begun, detail)
+
+    def _hear_bytes(self, handle: SaveHandle) -> None:
+        """A save beside training goes on; in one of its threads."""
+        self._advance("written", handle.step, handle.written_bytes, handle.total_bytes)
+
+    def _advance(
+        self,
+        what: Literal["written", "uploaded", "copied"],
+        step: int,
+        num_bytes: int,
+        total_bytes: int = 0,
+    ) -> None:
+        if self.watcher is not None:
+            self.watcher(
+                Advance(step=step, what=what, num_bytes=num_bytes, total_bytes=total_bytes)
+            )
 
     def _opened_store(self) -> Store:
         if self._store is None:
@@ -501,10 +541,6 @@ class Checkpointer:
         _LOG.info("step %d %s after %.3f s %s", step, what, event.seconds, detail)
         if self._listener is not None:
             self._listener(event)
-
-
-def _unheard(_num_bytes: int) -> None:
-    """Who waits for a save needs no news of it."""
 
 
 def _raise(failure: BaseException) -> NoReturn:

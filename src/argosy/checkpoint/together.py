@@ -35,6 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pace: Pace | None = None
     is_incremental: bool = True
     """Whether files that are as the parent has them are linked."""
+    begins: Callable[[int], None] | None = None
+    """Told how many bytes this process is going to write."""
     confirm: Callable[[], None] | None = None
     """Asked when everything is written and nothing is promised yet: raises when the bytes were not what they should have been."""
 
@@ -51,9 +53,11 @@ def write(
     if settings.is_incremental:
         reduced = incremental.reduce(staging, outline, duties, source, group, files=settings.files)
         outline, duties = reduced.outline, reduced.duties
+    needed = sum(duty.stop - duty.start for duty in duties)
+    if settings.begins is not None:
+        settings.begins(needed)
     if group.is_alone:
         # Of several, the others may have reserved whole files by now, this one's part of them too: they were asked about together, before.
-        needed = sum(duty.stop - duty.start for duty in duties)
         directio.check_space(settings.files, staging.fd, needed, f"step {staging.step}")
     writer = BlockWriter(
         staging.fd,

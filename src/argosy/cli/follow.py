@@ -221,7 +221,7 @@ class Follower:
             return
         except OSError:
             return
-        self._progress.begin(describe_wait(view))
+        self._progress.begin(describe_wait(view), describe_save(view))
 
     def _interrupted(self, count: int) -> None:
         for _ in range(count):
@@ -249,6 +249,14 @@ class Follower:
         sys.stdout.flush()
         sys.stderr.write(f"{self._paint('argosy:', 'dim')} {text}\n")
         sys.stderr.flush()
+
+
+def describe_save(view: dict[str, Any]) -> str:
+    """How far the save of a run that is being stopped is, while one goes on."""
+    if view["state"] != "stopping":
+        return ""
+    processes = [p for role in view["roles"] for p in role["processes"] if p.get("pid")]
+    return next((p["waiting"] for p in processes if p["waiting"].startswith("saves step")), "")
 
 
 def describe_wait(view: dict[str, Any]) -> str:

@@ -25,11 +25,13 @@ class Progress:
         self._is_quiet = is_quiet
         self._is_terminal = os.isatty(2)
         self._text = ""
+        self._detail = ""
         self._since = time.monotonic()
         self._shown = ""
 
-    def begin(self, text: str) -> None:
-        """Something begins that may take long; the clock starts when the text is new."""
+    def begin(self, text: str, detail: str = "") -> None:
+        """Something begins that may take long; the clock starts when the text is new. The detail, which changes often, is for terminals."""
+        self._detail = f": {detail}" if detail else ""
         if text != self._text:
             self.clear()
             self._text = text
@@ -42,7 +44,7 @@ class Progress:
             return
         if self._is_terminal:
             self._shown = self._text
-            _write(f"\r\033[Kargosy: {self._text} … {_seconds(elapsed)}")
+            _write(f"\r\033[Kargosy: {self._text}{self._detail} … {_seconds(elapsed)}")
         elif self._shown != self._text:
             self._shown = self._text
             _write(f"argosy: {self._text} …\n")

@@ -128,9 +128,24 @@ def _end(arguments: Arguments, *, hard: bool) -> int:
     if arguments.get("no_wait"):
         return _say(arguments, view, f"run {view['run']} is being {verb}")
     handle = RunHandle(view["run"], view["name"], controller.client)
-    with Progress().during(f"waiting for {arguments.word() or view['run']} to end"):
-        view = _await_processes(handle, target) if target.role is not None else handle.wait()
+    text, progress = f"waiting for {arguments.word() or view['run']} to end", Progress()
+
+    def hear(fact: dict[str, Any]) -> None:
+        progress.begin(text, _saving(fact))
+
+    with progress.during(text):
+        is_whole = target.role is None
+        view = handle.wait(hear=hear) if is_whole else _await_processes(handle, target)
     return _say_end(arguments, controller, view, f"{arguments.word() or view['run']} {verb}")
+
+
+def _saving(fact: dict[str, Any]) -> str:
+    """What a fact says of a save that goes on."""
+    if fact["kind"] != "attempt.saving":
+        return ""
+    from argosy.protocol.advances import describe_fact
+
+    return describe_fact(fact)
 
 
 def _say_end(arguments: Arguments, controller: Controller, view: dict[str, Any], what: str) -> int:

@@ -125,7 +125,7 @@ class RoleSpec(_Spec, frozen=True, kw_only=True):
     backoff: Backoff = Backoff()
     stop_signal: str = "SIGTERM"
     grace_seconds: float | None = None
-    """Between the stop signal and the end of the whole tree; default: 10, and 30 for members that joined, which may save."""
+    """Between the stop signal and the end of the whole tree; default: 10, and 30 for members that joined, which may save. A trainer whose save goes on has it anew from each sign of that."""
     hang_seconds: float = 0.0
     """A member that reports steps and then none for so long is killed as hung; 0: not watched."""
     log_bytes: int = 1 << 30

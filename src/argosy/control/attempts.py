@@ -14,6 +14,7 @@ from argosy.config.spec import Restart, RoleSpec
 from argosy.control.restarts import History, Life, classify, policy_of, precedence
 from argosy.protocol.facts import (
     AttemptExited,
+    AttemptSaving,
     FailureClass,
     FaultInjected,
     GangBounded,
@@ -60,6 +61,9 @@ class Attempt:
     entered_at: float | None = None
     """When its trainer began to take part."""
     step: int | None = None
+    advance: AttemptSaving | None = None
+    """How far its save is, if it is to end."""
+    advanced_at: float = 0.0
     suspected_at: float | None = None
     """When a peer said that it hangs; it is killed when the evidence is kept, or could not be had in time."""
     suspicion: str = ""

@@ -26,7 +26,7 @@ from argosy.control.batches import (
     store_key,
 )
 from argosy.control.identity import is_attempt, run_of
-from argosy.control.keeperevents import is_step, observation_of
+from argosy.control.keeperevents import is_advance, is_step, observation_of
 from argosy.control.outbox import RESEND_SECONDS, Outbox
 from argosy.protocol.messages import (
     PROTOCOL_VERSION,
@@ -44,6 +44,8 @@ from argosy.protocol.messages import (
 
 _ALIVE = ("spawning", "starting", "running", "parked")
 MOST_IN_BATCH = 2048
+ADVANCE_SECONDS = 2.0
+"""So often the controller is told how far a save is; more often where the grace is short."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class _Local:
     is_watched: bool = False
     step_at: float | None = None
     is_hung: bool = False
+    advance_at: float | None = None
+    """When the controller was told last how far its save is."""
 
 
 @dataclass(slots=True)
@@ -384,6 +388,8 @@ class HostSide:
             elif is_step(event):
                 is_first_step, local.step_at = local.step_at is None, now
                 self._watched[local.attempt] = None
+            elif is_advance(event) and not _is_advance_due(now, local):
+                return None
         return observation_of(number, event, is_first_step=is_first_step)
 
     def _started(self, local: _Local) -> None:
@@ -571,6 +577,15 @@ class HostSide:
                 self._is_report_due = False
         out, self._out = self._out, HostOutputs()
         return out
+
+
+def _is_advance_due(now: float, local: _Local) -> bool:
+    """Whether the controller is to hear how far a save is; who waits for it there has the same grace as the keeper."""
+    grace = local.launch.grace_seconds if local.launch is not None else ADVANCE_SECONDS
+    if local.advance_at is not None and now - local.advance_at < min(ADVANCE_SECONDS, grace / 4):
+        return False
+    local.advance_at = now
+    return True
 
 
 def _grouped(launches: Iterable[Launch]) -> list[list[Launch]]:

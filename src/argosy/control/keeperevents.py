@@ -20,8 +20,17 @@ _OF_EXIT = ("code", "signal", "is_oom", "error", "swept", "at")
 
 def is_step(event: dict[str, Any]) -> bool:
     """Whether a worker reported a step."""
+    return _says(event) == "step"
+
+
+def is_advance(event: dict[str, Any]) -> bool:
+    """Whether a worker that is to end reported that its save goes on."""
+    return _says(event) == "saving"
+
+
+def _says(event: dict[str, Any]) -> object:
     message = event.get("message")
-    return isinstance(message, dict) and message.get("say") == "step"
+    return message.get("say") if isinstance(message, dict) else None
 
 
 def observation_of(
@@ -66,7 +75,7 @@ def _of_worker(blank: Observed, message: dict[str, Any], is_first_step: bool) ->
     if says == "join" and _is_number(generation):
         data = {"generation": generation}
         return Observed(number=number, kind="joined", attempt=attempt, run=run, data=data)
-    if says in ("bounds", "enter", "saved"):
+    if says in ("bounds", "enter", "saved", "saving"):
         return _of_trainer(blank, message)
     if says == "suspect" and _is_number(generation) and _is_number(message.get("rank")):
         data = {
@@ -101,6 +110,8 @@ def _of_trainer(blank: Observed, message: dict[str, Any]) -> Observed | None:
     if says == "saved" and _is_number(message.get("step")):
         data = {"step": message["step"], "path": _text(message.get("path") or "")[:MOST_TEXT]}
         return Observed(number=blank.number, kind="saved", attempt=attempt, run=run, data=data)
+    if says == "saving":
+        return _of_save(blank, message)
     least, most, seconds = (message.get(key) for key in ("least", "most", "hang_seconds"))
     is_bounded = isinstance(seconds, int | float) and 0.0 <= seconds < MOST_SECONDS
     if says != "bounds" or not _is_number(least) or not _is_number(most):
@@ -113,6 +124,18 @@ def _of_trainer(blank: Observed, message: dict[str, Any]) -> Observed | None:
         "hang_seconds": float(seconds or 0.0) if is_bounded else 0.0,
     }
     return Observed(number=blank.number, kind="bounded", attempt=attempt, run=run, data=data)
+
+
+def _of_save(blank: Observed, message: dict[str, Any]) -> Observed | None:
+    """How far the save of one that is to end is."""
+    numbers = {key: message.get(key) for key in ("step", "num_bytes", "total_bytes")}
+    what = message.get("what")
+    if not all(map(_is_number, numbers.values())) or what not in ("written", "uploaded", "copied"):
+        return None
+    data = {**numbers, "what": what}
+    return Observed(
+        number=blank.number, kind="saving", attempt=blank.attempt, run=blank.run, data=data
+    )
 
 
 def _text(value: object) -> str:

@@ -19,6 +19,7 @@ from argosy.protocol.facts import (
     AttemptJoined,
     AttemptProgressed,
     AttemptReady,
+    AttemptSaving,
     AttemptStarted,
     AttemptStopping,
     AttemptSuspected,
@@ -78,6 +79,8 @@ def _of_living(run: str, attempt: Attempt, observed: Observed, now: float) -> li
             return [AttemptEntered(attempt=name, run=run)]
         case "progressed" if attempt.step is None:
             return [AttemptProgressed(attempt=name, run=run, step=int(data.get("step") or 0))]
+        case "saving":
+            return [AttemptSaving(attempt=name, run=run, **data)]
         case "met" if any(fault.number == data["number"] for fault in attempt.faults):
             return [FaultMet(attempt=name, run=run, number=data["number"])]
         case "hung" | "unready" if not attempt.stopping:

@@ -26,6 +26,7 @@ from argosy.protocol.facts import (
     AttemptProgressed,
     AttemptReady,
     AttemptReleased,
+    AttemptSaving,
     AttemptStarted,
     AttemptStopping,
     AttemptSuspected,
@@ -228,6 +229,10 @@ class RunState:
         role.is_observable = role.has_trained = True
         role.note_progress(attempt)
 
+    def _fold_advance(self, event: Event, fact: AttemptSaving) -> None:
+        attempt = self._living(fact.attempt)
+        attempt.advance, attempt.advanced_at = fact, event.at
+
     def _fold_suspected(self, event: Event, fact: AttemptSuspected) -> None:
         attempt = self._living(fact.attempt)
         if attempt.suspected_at is not None:
@@ -373,6 +378,7 @@ _FOLDS: dict[type, Callable[[RunState, Event, Any], None]] = {
     AttemptJoined: RunState._fold_joined,
     AttemptEntered: RunState._fold_entered,
     AttemptProgressed: RunState._fold_progressed,
+    AttemptSaving: RunState._fold_advance,
     AttemptSuspected: RunState._fold_suspected,
     EvidenceKept: RunState._fold_evidence,
     FaultInjected: RunState._fold_fault,

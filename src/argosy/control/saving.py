@@ -12,7 +12,7 @@ from argosy.control.attempts import Attempt, Role, grace_of
 from argosy.control.membership import members_of
 from argosy.control.restarts import describe
 from argosy.control.runstate import RunState
-from argosy.protocol import savers
+from argosy.protocol import advances, savers
 
 
 def needs_saver(state: RunState, role: Role) -> bool:
@@ -39,8 +39,24 @@ def has_finished(role: Role) -> bool:
 
 
 def saver_seconds(role: Role) -> float:
-    """How long one may take: a start three times as slow as the slowest before it, and the grace of one that is told to stop."""
+    """How long one may take that tells nothing: a start three times as slow as the slowest before it, and the grace of one that is told to stop."""
     return savers.saver_seconds(grace_of(role.spec, has_joined=True), role.slowest_entry)
+
+
+def late_at(role: Role, attempt: Attempt) -> float:
+    """When a saver is given up: not as long as its save goes on."""
+    at = attempt.planned_at + saver_seconds(role)
+    if attempt.advance is None:
+        return at
+    return max(at, attempt.advanced_at + grace_of(role.spec, has_joined=True))
+
+
+def describe_advance(attempt: Attempt) -> str:
+    """How far its save is; empty: it has told nothing."""
+    fact = attempt.advance
+    if fact is None:
+        return ""
+    return advances.describe_advance(fact.step, fact.num_bytes, fact.total_bytes, fact.what)
 
 
 def describe_loss(state: RunState) -> str:

@@ -10,14 +10,18 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Iterable
 
 from argosy.control.conductor import Conductor
+from argosy.control.runstate import RunState
 from argosy.errors import ClusterError
 
 logger = logging.getLogger("argosy.controller")
 DEFAULT_IDLE_SECONDS = 1800.0
 _PATIENCE_SECONDS = 30.0
-"""After so long of graceful stopping the rest is killed."""
+"""After so long of graceful stopping without a sign of a save that goes on the rest is killed."""
+
+_KILL_SECONDS = 5.0
 
 
 class Shutdown:
@@ -82,15 +86,21 @@ class Shutdown:
             self._task = None
 
     async def _stop_all(self, reason: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        for hard in (False, True):
-            await self._conductor.stop_runs(None, hard=hard, reason=reason)
-            try:
-                async with asyncio.timeout(max(5.0, deadline - time.monotonic())):
-                    await self._wait_ended()
+        began, runs = self._conductor.now(), self._conductor.coordinator.runs
+        await self._conductor.stop_runs(None, hard=False, reason=reason)
+        while (left := patience_ends_at(runs.values(), began) - self._conductor.now()) > 0:
+            if await self._has_ended_within(left):
                 return
-            except TimeoutError:
-                continue
+        await self._conductor.stop_runs(None, hard=True, reason=reason)
+        await self._has_ended_within(_KILL_SECONDS)
+
+    async def _has_ended_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wait_ended()
+        except TimeoutError:
+            return False
+        return True
 
     async def _wait_ended(self) -> None:
         log = self._conductor.log
@@ -98,6 +108,12 @@ class Shutdown:
             await log.wait_beyond(log.last_seq)
         # Not by the highest number: what is pending may be batches without an event, which never raise it.
         await log.append([])
+
+
+def patience_ends_at(runs: Iterable[RunState], began: float) -> float:
+    """When those that were told to end then are killed: who saves, and tells that it goes on, is waited for."""
+    living = (each for run in runs for role in run.order for each in role.alive())
+    return max([began, *(each.advanced_at for each in living)]) + _PATIENCE_SECONDS
 
 
 def _idle_seconds() -> float:

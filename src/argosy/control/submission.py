@@ -66,19 +66,29 @@ class RunHandle:
         body = {"hard": hard, "reason": reason}
         self._client.reach(lambda: self._client.post(f"/v1/runs/{self.run}/stop", body))
 
-    def wait(self, timeout_seconds: float | None = None) -> dict[str, Any]:
-        """Wait for the end and return the view; TimeoutError when it does not come in time."""
+    def wait(
+        self,
+        timeout_seconds: float | None = None,
+        *,
+        hear: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Wait for the end and return the view; TimeoutError when it does not come in time. `hear` is told each fact of the run meanwhile."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         after = 0
         while True:
             view = self.view()
             if view["state"] == "ended":
                 return view
-            after = self._await_end(after, deadline)
+            after = self._await_end(after, deadline, hear)
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"run {self.run} has not ended after {timeout_seconds} s")
 
-    def _await_end(self, after: int, deadline: float | None) -> int:
+    def _await_end(
+        self,
+        after: int,
+        deadline: float | None,
+        hear: Callable[[dict[str, Any]], None] | None,
+    ) -> int:
         """Follow the events until the run has ended, the stream breaks or time is up; returns the last number seen."""
         target = f"/v1/events?run={self.run}&follow=1&after={after}"
         try:
@@ -93,6 +103,8 @@ class RunHandle:
                     for event in events:
                         seen = event.json()
                         after = max(after, int(seen["seq"]))
+                        if hear is not None:
+                            hear(seen["fact"])
                         if seen["fact"]["kind"] == "run.ended":
                             return after
         except OSError:

@@ -213,6 +213,9 @@ class Supervisor(RunState):
                 if attempt.saving and not hard:
                     facts += self._await_saver(role, attempt, now)
                     continue
+                if attempt.advance is not None:
+                    name = f"{role.name}/{attempt.index}"
+                    self.waits[name] = saving.describe_advance(attempt)
                 is_at_once = hard or attempt.parked
                 facts += _stopping(self.run, [attempt], "kill" if is_at_once else "term", reason)
             if not alive and not hard:
@@ -241,11 +244,12 @@ class Supervisor(RunState):
         ]
 
     def _await_saver(self, role: Role, attempt: Attempt, now: float) -> list[AttemptStopping]:
-        seconds = saving.saver_seconds(role)
-        if not self._has_passed(attempt.planned_at + seconds, now):
-            self.waits[role.name] = "saves its state"
+        late_at = saving.late_at(role, attempt)
+        if not self._has_passed(late_at, now):
+            what = saving.describe_advance(attempt) or "saves its state"
+            self.waits[f"{role.name}/{attempt.index}"] = what
             return []
-        reason = f"it has not done so within {seconds:.0f} s"
+        reason = f"it has not done so within {late_at - attempt.planned_at:.0f} s"
         return _stopping(self.run, [attempt], "kill", reason)
 
     def _conclusion(self) -> RunEnded:

@@ -151,6 +151,19 @@ class StateSaved(Fact, frozen=True, kw_only=True, tag="run.saved"):
     path: str = ""
 
 
+class AttemptSaving(Fact, frozen=True, kw_only=True, tag="attempt.saving"):
+    """It is to end and its save goes on: so far it is. Told every few seconds, and only when bytes were added."""
+
+    attempt: str
+    run: str
+    step: int
+    num_bytes: int
+    total_bytes: int = 0
+    """0: not known."""
+    what: str = "written"
+    """Or `uploaded`, `copied` (to peers)."""
+
+
 class AttemptPlanned(Fact, frozen=True, kw_only=True, tag="attempt.planned"):
     """One start of one process was decided. Durable before anything is started."""
 
@@ -370,6 +383,7 @@ AnyFact = (
     | GangResized
     | GangBounded
     | StateSaved
+    | AttemptSaving
     | AttemptPlanned
     | AttemptReleased
     | AttemptStarted

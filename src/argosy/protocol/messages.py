@@ -130,6 +130,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         "bounded",
         "entered",
         "saved",
+        "saving",
         "progressed",
         "hung",
         "suspected",
@@ -143,7 +144,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: str = ""
     run: str = ""
     data: dict[str, Any] = {}
-    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · bounded: least most why keeps_state hang_seconds · saved: step path · progressed: step · hung, unready: reason · suspected (by this attempt): rank generation reason · gave_up: reason code rank · met: number · ports: ports · ports_refused: reason · note: level text"""
+    """started: pid how note · exited: code signal is_oom error swept at · joined: generation · bounded: least most why keeps_state hang_seconds · saved: step path · saving: step num_bytes total_bytes what · progressed: step · hung, unready: reason · suspected (by this attempt): rank generation reason · gave_up: reason code rank · met: number · ports: ports · ports_refused: reason · note: level text"""
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

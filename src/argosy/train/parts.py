@@ -18,7 +18,7 @@ import torch
 
 from argosy import data as sources
 from argosy.checkpoint import names
-from argosy.checkpoint.checkpointer import Event
+from argosy.checkpoint.checkpointer import Advance, Event
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
@@ -116,6 +116,7 @@ class Parts:
             self._stored,
         )
         self.saver.listener = self._hear_save
+        self.saver.checkpointer.watcher = self._watch_save
         self._turn: int | None = None
         """The last one that this process has begun."""
         self._first_state = b""
@@ -274,6 +275,10 @@ class Parts:
             more = f", {event.detail}" if event.detail else ""
             after = f"after {event.seconds:.2f} s"
             self.run.gang.inform(f"step {event.step} is {event.what} {after}{more}")
+
+    def _watch_save(self, advance: Advance) -> None:
+        """Whoever is to leave is not killed while its save goes on."""
+        self.run.gang.saving(advance.step, advance.num_bytes, advance.total_bytes, advance.what)
 
     @property
     def _is_whole(self) -> bool:

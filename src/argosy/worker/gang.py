@@ -17,6 +17,7 @@ from typing import Any
 
 from argosy.errors import ConfigError, GenerationChanged
 from argosy.protocol import link as links
+from argosy.protocol.advances import TELL_SECONDS, describe_advance
 from argosy.worker import stops
 from argosy.worker.notices import say
 from argosy.worker.tidings import Place, Tidings
@@ -77,6 +78,7 @@ class Gang:
         self._faults: list[Fault] = []
         self._known_faults: set[int] = set()
         self._callbacks: list[Callable[[Gang], None]] = []
+        self._told_saving_at = time.monotonic()
         self.rank = _read_number("RANK", 0)
         self.world_size = _read_number("WORLD_SIZE", 1)
         self._tidings = Tidings(_read_number("ARGOSY_GENERATION", 0))
@@ -217,6 +219,21 @@ class Gang:
             self._link.say({"say": "saved", "step": step, "path": path}, stand="saved")
         elif path:
             say(f"step {step} is saved in {path}")
+
+    def saving(
+        self, step: int, num_bytes: int, total_bytes: int = 0, what: str = "written"
+    ) -> None:
+        """Report that a save goes on, when bytes were added: once this process was asked to leave, it is not killed as long as it says so."""
+        if not stops.was_asked():
+            return
+        advance = {"step": step, "num_bytes": num_bytes, "total_bytes": total_bytes, "what": what}
+        if self._link is not None:
+            self._link.say({"say": "saving", **advance})
+            return
+        now = time.monotonic()
+        if now - self._told_saving_at >= TELL_SECONDS:
+            self._told_saving_at = now
+            say(describe_advance(step, num_bytes, total_bytes, what))
 
     def warn(self, text: str) -> None:
         """Tell whoever looks after the run of something that it has survived."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from argosy.protocol import savers
+from argosy.protocol.advances import TELL_SECONDS, describe_advance
 
 GRACE_SECONDS = 30.0
 """What one has that is told to save and leave, before it is killed."""
@@ -35,6 +36,8 @@ class Training:
         """Since it is being stopped."""
         self._were_unlucky: list[bool] = []
         """Of each saver that has ended: whether another one may do better."""
+        self._told_at = 0.0
+        """When the person was told last how far a save is."""
         self._saver_end = ""
         """How the last one did, in words."""
 
@@ -52,6 +55,15 @@ class Training:
             return ""
         self.saved = save
         return f"step {save[0]} is saved in {save[1]}"
+
+    def note_advance(self, message: Mapping[str, Any], at: float, *, since: float) -> str:
+        """A rank says how far its save is; what to tell the person, who has heard of it `since`, now and then."""
+        numbers = [message.get(key) for key in ("step", "num_bytes", "total_bytes")]
+        if at - max(since, self._told_at) < TELL_SECONDS:
+            return ""
+        self._told_at = at
+        step, num_bytes, total_bytes = (n if isinstance(n, int) else 0 for n in numbers)
+        return describe_advance(step, num_bytes, total_bytes, str(message.get("what")))
 
     def note_saver_end(self, what: str, *, is_unlucky: bool) -> None:
         """A process that was started only to save has ended."""

@@ -42,6 +42,11 @@ def is_asked() -> bool:
     return _is_asked
 
 
+def was_asked() -> bool:
+    """The same, for one who promises nothing."""
+    return _is_asked
+
+
 def die() -> None:
     """End as SIGTERM ends a program: the runtime knows a preempted process from one that has done its work."""
     for stream in (sys.stdout, sys.stderr):

@@ -162,6 +162,8 @@ class Upkeep:
             self.failures.note_step()
         elif what in ("bounds", "enter", "saved"):
             return self._note_training(member, message, at)
+        elif what == "saving":
+            return self._note_advance(message, at)
         elif what == "warning":
             return [Announce(str(message.get("text") or ""))]
         elif what == "suspect":
@@ -199,6 +201,13 @@ class Upkeep:
             said = self._training.note_save(member.attempt, message, is_stopping=is_asked)
             return [Announce(said)] if said else []
         return []
+
+    def _note_advance(self, message: Mapping[str, Any], at: float) -> list[Action]:
+        """The save of one that is to leave goes on: nobody is killed meanwhile."""
+        if self._kill_at is not None:
+            self._kill_at = max(self._kill_at, at + GRACE_SECONDS)
+        said = self._training.note_advance(message, at, since=self._stop_at)
+        return [Announce(said)] if said else []
 
     def interrupted(self, number: int, at: float = 0.0) -> list[Action]:
         """A person or the system asks the household to stop: first gently, then at once."""

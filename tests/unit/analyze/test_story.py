@@ -13,6 +13,7 @@ SAMPLES = [
     facts.GangResized(run="r", role="train", size=6),
     facts.GangBounded(run="r", role="train", least=1, most=8, why="8 lanes", keeps_state=True),
     facts.StateSaved(run="r", attempt="a", step=40, path="/p"),
+    facts.AttemptSaving(attempt="a", run="r", step=40, num_bytes=1 << 20),
     facts.AttemptEntered(attempt="a", run="r"),
     facts.AttemptSuspected(attempt="a", run="r", by="b", generation=1, reason="silent"),
     facts.EvidenceKept(attempt="a", run="r", path="/stacks.json"),

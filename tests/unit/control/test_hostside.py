@@ -173,6 +173,18 @@ def test_later_steps_are_not_reported_but_the_keeper_may_forget_them():
     assert stage.sent("ack")[-1]["through"] == 79
 
 
+def test_how_far_a_save_is_is_reported_now_and_then():
+    stage = Stage()
+    stage.wants(running())
+    stage.event(1, "started", pid=5, how="exec")
+    for number in range(2, 32):
+        advance = {"step": 9, "num_bytes": number, "total_bytes": 40, "what": "written"}
+        stage.event(number, "link", message={"say": "saving", **advance})
+        stage.now += 0.5
+    told = [o.data["num_bytes"] for o in stage.observed() if o.kind == "saving"]
+    assert told == list(range(2, 32, 4))
+
+
 def test_steps_during_a_long_silence_of_the_controller_take_no_memory():
     stage = Stage()
     stage.wants(running())

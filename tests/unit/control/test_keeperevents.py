@@ -50,3 +50,20 @@ def test_what_a_program_says_of_itself_is_a_note_of_that_level(level):
     event = {**ATTEMPT, "event": "link", "message": {"say": level, "text": "step 3 is durable"}}
     observed = observation_of(1, event)
     assert (observed.kind, observed.data) == ("note", {"level": level, "text": "step 3 is durable"})
+
+
+ADVANCE = {"say": "saving", "step": 3, "num_bytes": 5, "total_bytes": 0, "what": "uploaded"}
+
+
+def test_how_far_a_save_is_is_told():
+    observed = observation_of(1, {**ATTEMPT, "event": "link", "message": ADVANCE})
+    assert observed.kind == "saving"
+    assert observed.data == {"step": 3, "num_bytes": 5, "total_bytes": 0, "what": "uploaded"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"step": -1}, {"num_bytes": "5"}, {"what": HALF}, {"what": None}]
+)
+def test_an_advance_that_makes_no_sense_is_not_told(wrong):
+    event = {**ATTEMPT, "event": "link", "message": {**ADVANCE, **wrong}}
+    assert observation_of(1, event) is None

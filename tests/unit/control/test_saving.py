@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from argosy.config.spec import Backoff, Budget, RoleSpec
+from argosy.control.shutdown import patience_ends_at
 from argosy.errors import ConfigError
-from argosy.protocol.facts import AttemptSuspected, GangBounded, GenerationFormed, StateSaved
+from argosy.protocol.facts import (
+    AttemptSaving,
+    AttemptSuspected,
+    GangBounded,
+    GenerationFormed,
+    StateSaved,
+)
 from argosy.testing.scripted import ScriptedHost
 
 BOUNDS = {"least": 1, "most": 8, "why": "it has 8 lanes", "hang_seconds": 300.0}
@@ -234,6 +241,57 @@ def test_a_saver_that_is_lost_is_started_again_and_one_that_takes_too_long_is_gi
     host.exit(again, signal=9)
     assert "nothing was saved" in host.ended.reason
     assert "it has not done so within 20 s" in host.ended.reason
+
+
+def test_a_saver_is_waited_for_as_long_as_its_save_goes_on_and_a_grace_longer():
+    host = train(grace_seconds=20.0)
+    kill_all(host)
+    host.stop()
+    name = saver(host)
+    host.start(name)
+    for number in range(1, 5):
+        host.advance(15.0)
+        host.report("saving", name, **advance(number))
+        assert host.wanted("kill") == []
+    assert (
+        host.coordinator.runs[host.run].waits["train/0"] == "saves step 40: 4.0 of 9.0 MiB written"
+    )
+    host.restart_controller()
+    host.advance(19.0)
+    assert host.wanted("kill") == []
+    host.advance(2.0)
+    assert host.wanted("kill") == [name]
+    host.exit(name, signal=9)
+    assert "it has not done so within 80 s" in host.ended.reason
+
+
+def test_who_waits_for_a_stop_sees_how_far_the_save_is():
+    host = train()
+    host.stop()
+    host.report("saving", "train.0.0", **advance(3))
+    assert (
+        host.coordinator.runs[host.run].waits["train/0"] == "saves step 40: 3.0 of 9.0 MiB written"
+    )
+    host.exit("train.0.0", signal=15)
+    host.report("saving", "train.0.0", **advance(4))  # late: it changes nothing
+    assert len(host.facts(AttemptSaving)) == 1
+
+
+def test_the_end_of_a_cluster_waits_for_saves_that_go_on():
+    host = train()
+    host.stop()
+    began = host.now
+    runs = host.coordinator.runs.values()
+    assert patience_ends_at(runs, began) == began + 30.0
+    host.advance(25.0)
+    host.report("saving", "train.1.0", **advance(3))
+    assert patience_ends_at(runs, began) == began + 55.0
+    host.exit("train.1.0", signal=15)
+    assert patience_ends_at(runs, began) == began + 30.0
+
+
+def advance(mebibytes):
+    return {"step": 40, "num_bytes": mebibytes << 20, "total_bytes": 9 << 20, "what": "written"}
 
 
 def test_a_hard_stop_waits_for_nobody_and_says_what_that_costs():

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from argosy.worker import stops
 from argosy.worker.gang import Fault, Gang, Place
 
 
@@ -97,6 +98,15 @@ def test_suspicion_and_failure_are_said_with_their_reasons(member):
     }
     assert failure["say"] == "fail"
     assert len(json.dumps(failure)) < 64 << 10
+
+
+def test_a_save_that_goes_on_is_told_once_this_process_is_to_leave(member, monkeypatch):
+    member.saving(7, 1, 3)
+    assert member._link.said == []
+    monkeypatch.setattr(stops, "_is_asked", True)
+    member.saving(7, 2, 3)
+    advance = {"step": 7, "num_bytes": 2, "total_bytes": 3, "what": "written"}
+    assert member._link.said == [{"say": "saving", **advance}]
 
 
 def test_each_fault_is_handed_out_once(member):

@@ -574,6 +574,24 @@ def test_a_saver_may_take_as_long_as_starts_of_the_program_do():
     assert upkeep.due == 61.0 + 30.0 + 3 * 60.0
 
 
+def test_whoever_saves_is_not_killed_as_long_as_its_save_goes_on():
+    upkeep = training(1).upkeep
+    start = give_up(upkeep, 1.0)
+    advance = {
+        "say": "saving",
+        "step": 6,
+        "num_bytes": 5 << 29,
+        "total_bytes": 0,
+        "what": "written",
+    }
+    said = [upkeep.said(start.attempt, advance, at) for at in (20.0, 22.0, 31.0, 50.0)]
+    told = ["saves step 6: 2.5 GiB written"]
+    assert list(map(said_by, said)) == [told, [], told, told]
+    assert upkeep.due == 80.0
+    assert upkeep.passed(79.0) == []
+    assert upkeep.passed(80.0) == [Signal(start.attempt, SIGKILL)]
+
+
 def test_a_saver_that_is_killed_from_outside_is_tried_again_and_not_for_ever():
     upkeep = training(1).upkeep
     start, seen = give_up(upkeep, 1.0), []

@@ -33,18 +33,28 @@ LOST = "UploaderLost"
 
 Told = Callable[[Uploaded | Failed], None]
 """Hears what became of each step, in another thread."""
+Advanced = Callable[[int, int], None]
+"""Hears of which step how many bytes are sent so far, in that thread too."""
 
 
 class Uploader:
     """The uploads of one store, or its copies to peers."""
 
-    def __init__(self, store: Path, run: str, target: Objects | Copying, told: Told) -> None:
+    def __init__(
+        self,
+        store: Path,
+        run: str,
+        target: Objects | Copying,
+        told: Told,
+        advanced: Advanced | None = None,
+    ) -> None:
         copying = target if isinstance(target, Copying) else None
         objects = target if isinstance(target, Objects) else None
         self._rules = target.peers if isinstance(target, Copying) else target
         self._done = "uploaded" if copying is None else "copied to peers"
         self._begin = Begin(store=str(store.absolute()), run=run, objects=objects, copying=copying)
         self._told = told
+        self._advanced = advanced
         self._changed = threading.Condition()
         self._waiting: list[int] = []
         self._current: int | None = None
@@ -190,6 +200,8 @@ class Uploader:
                 answer = _decoded(line)
                 if isinstance(answer, Progress):
                     self._done_bytes = answer.num_bytes
+                    if self._advanced is not None:
+                        self._advanced(step, answer.num_bytes)
                 elif answer is not None:
                     return answer
         except OSError as failure:

@@ -73,6 +73,7 @@ class Pace:
             )
         if wait:
             time.sleep(wait)
+            now = time.monotonic()
         with self._lock:
             news, is_due = self._begun, now - self._told_at >= _NEWS_SECONDS
             self._begun += num_bytes

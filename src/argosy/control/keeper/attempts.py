@@ -73,6 +73,8 @@ class Attempt:
 
     stop_signal: int = 0
     stop_due: float = 0.0
+    stop_grace: float = 0.0
+    """what it has from each sign that its save goes on; 0: its end is final"""
     stop_timer: Timer | None = None
     status: tuple[int | None, int | None] = (None, None)
     seen_at: float = 0.0

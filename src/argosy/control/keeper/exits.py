@@ -132,18 +132,19 @@ class Exits:
     # --- being told to end ---------------------------------------------------------------------
 
     def stop(self, attempt: Attempt, number: int, grace_seconds: float) -> None:
-        """Signal the leader; after the grace kill the whole tree. The shorter grace of several counts."""
+        """Signal the leader; after the grace kill the whole tree. The shorter grace of several counts, and is not prolonged."""
         if not attempt.is_live:
             return
         if not attempt.has_process:
             self._cancel(attempt, number)
             return
         due = time.monotonic() + max(0.0, grace_seconds)
-        if attempt.stop_timer is None or due < attempt.stop_due:
-            if attempt.stop_timer is not None:
-                attempt.stop_timer.cancel()
-            attempt.stop_due = due
-            attempt.stop_timer = self.keeper.loop.after(grace_seconds, lambda: self.kill(attempt))
+        if attempt.stop_timer is None:
+            attempt.stop_grace = grace_seconds
+            self._kill_at(attempt, due)
+        elif due < attempt.stop_due:
+            attempt.stop_grace = 0.0
+            self._kill_at(attempt, due)
         if attempt.stop_signal != number:
             attempt.stop_signal = number
             if attempt.group is not None:
@@ -152,11 +153,25 @@ class Exits:
             # A stopped process would sleep through its grace.
             send_signal(attempt.pidfd, signal.SIGCONT)
 
-    def resume_stop(self, attempt: Attempt, number: int, grace_seconds: float) -> None:
+    def prolong(self, attempt: Attempt) -> None:
+        """It is told to end and says that its save goes on: its grace begins anew, unless everything is to end."""
+        if attempt.stop_timer is None or not attempt.stop_grace or self.keeper.is_ending:
+            return
+        due = time.monotonic() + attempt.stop_grace
+        if attempt.is_live and due > attempt.stop_due:
+            self._kill_at(attempt, due)
+
+    def _kill_at(self, attempt: Attempt, due: float) -> None:
+        if attempt.stop_timer is not None:
+            attempt.stop_timer.cancel()
+        attempt.stop_due = due
+        seconds = due - time.monotonic()
+        attempt.stop_timer = self.keeper.loop.after(seconds, lambda: self.kill(attempt))
+
+    def resume_stop(self, attempt: Attempt, number: int, left_seconds: float) -> None:
         """Go on with a stop that a predecessor program began: the signal was sent, the grace runs."""
         attempt.stop_signal = number
-        attempt.stop_due = time.monotonic() + grace_seconds
-        attempt.stop_timer = self.keeper.loop.after(grace_seconds, lambda: self.kill(attempt))
+        self._kill_at(attempt, time.monotonic() + left_seconds)
 
     def kill(self, attempt: Attempt) -> None:
         """Kill the whole tree at once."""

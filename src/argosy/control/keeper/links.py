@@ -219,6 +219,8 @@ class Links:
         if said.get("say") == "error":
             attempt.error = bounded_text(str(said.get("text", "")))
             said = {**said, "text": attempt.error}
+        elif said.get("say") == "saving":
+            self.requests.exits.prolong(attempt)
         if len(encode(said)) > _MOST_SAID_BYTES:
             connection.fail(
                 f"a message is larger than {_MOST_SAID_BYTES} bytes", "use an arena or a file"

@@ -143,9 +143,10 @@ class Outbox:
 
 
 def _links_key(event: dict[str, Any]) -> tuple[str, bool]:
-    """Steps are many and only the newest matters, and nobody acts on what only informs: they must not drive out what is said once."""
+    """Steps and saves on their way are told often and only the newest matters, and nobody acts on what only informs: they must not drive out what is said once."""
     message = event.get("message")
-    return event["attempt"], isinstance(message, dict) and message.get("say") in ("step", "info")
+    is_frequent = isinstance(message, dict) and message.get("say") in ("step", "saving", "info")
+    return event["attempt"], is_frequent
 
 
 def bounded_text(text: str, most_bytes: int = MOST_ERROR_BYTES) -> str:

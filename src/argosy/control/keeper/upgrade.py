@@ -50,6 +50,7 @@ _PLAIN = [
     "report",
     "error",
     "stop_signal",
+    "stop_grace",
     "number",
 ]
 
