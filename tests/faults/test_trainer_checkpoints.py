@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from argosy.checkpoint import Checkpointer, Peers, names
 from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.unixroute import UnixRoute
+from argosy.checkpoint.sessions import Record
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.faults]
 
@@ -44,13 +46,18 @@ def finish(process):
     return re.search(r"digest (\w+)", out)[1], errors
 
 
-def kill_after(process, directory, step, pause):
-    """Kill everything of it a moment after a checkpoint of this step, or a later one, is there."""
+def wait_saved(process, directory, step):
+    """Until a checkpoint of this step, or a later one, is there."""
     deadline = time.monotonic() + 60
     while max(steps_of(directory), default=0) < step:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def kill_after(process, directory, step, pause):
+    """Kill everything of it a moment after a checkpoint of this step, or a later one, is there."""
+    wait_saved(process, directory, step)
     time.sleep(pause)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -85,6 +92,43 @@ def test_killed_and_resumed_at_four_two_and_three_ranks_it_ends_with_the_same_bi
     assert re.search(r"goes on from step (1[5-9]|2\d) ", errors), errors
     assert digest == whole[0]
     assert Listing(run / "checkpoints").steps()[-1] == STEPS
+    past = Record(run / "checkpoints").read()
+    assert (past.failures, past.is_open) == (2, False)
+
+
+def test_a_rank_that_is_replaced_is_no_failure_that_saves_must_come_closer_for(whole, tmp_path):
+    process = start(tmp_path, 2, PAUSE="0.03")
+    wait_saved(process, tmp_path, 6)
+    saving, _ = sorted(psutil.Process(process.pid).children(), key=lambda one: one.pid)
+    saving.kill()
+    digest, _ = finish(process)
+    assert digest == whole[0]
+    (run,) = tmp_path.glob("runs/*")
+    past = Record(run / "checkpoints").read()
+    assert (past.failures, past.is_open) == (0, False)
+
+
+def test_a_run_that_goes_on_elsewhere_takes_what_it_knows_of_failures_along(whole, tmp_path):
+    first = start(tmp_path, 2, PAUSE="0.03")
+    kill_after(first, tmp_path, 6, 0.02)
+    (old,) = tmp_path.glob("runs/*")
+    new = tmp_path / "elsewhere"
+    digest, _ = finish(start(tmp_path, 1, "--resume", old, "--directory", new))
+    assert digest == whole[0]
+    past = Record(new / "checkpoints").read()
+    assert (past.failures, past.is_open) == (1, False)
+
+
+def test_a_run_that_was_stopped_and_saved_has_not_failed(whole, tmp_path):
+    first = start(tmp_path, 2, PAUSE="0.03")
+    wait_saved(first, tmp_path, 6)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=120)
+    (run,) = tmp_path.glob("runs/*")
+    digest, _ = finish(start(tmp_path, 2, "--resume", run))
+    assert digest == whole[0]
+    past = Record(run / "checkpoints").read()
+    assert (past.failures, past.is_open) == (0, False)
 
 
 def test_without_recovery_what_is_saved_beside_training_is_copied_and_has_the_same_bits(

@@ -36,6 +36,7 @@ from argosy.checkpoint.records import Facts
 from argosy.checkpoint.registry import parts_of
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.schedules import Schedule
+from argosy.checkpoint.sessions import Record, Session
 from argosy.checkpoint.snapshots import Copy
 from argosy.checkpoint.tiers.chain import Chain, Hop
 from argosy.checkpoint.tiers.orders import Failed, Uploaded
@@ -143,7 +144,10 @@ class Checkpointer:
             copier = Uploader(self.path, run, joined.copying, self._hear_copy, advanced)
         self._senders = Senders(uploader, copier)
         self.cleaner = Cleaner(self.catalogue, keep, self._senders.held)
-        self._schedule = Schedule(Interval(), self._group)
+        interval = Interval()
+        self._schedule = Schedule(interval, self._group)
+        self.session: Session | None = Session(Record(self.path), interval.failures)
+        """Who has sessions that outlive a process counts their failures himself, and sets this to None."""
         self._store: Store | None = None
         self._parent: Parent | None = None
         self._signing_key = ""
@@ -280,6 +284,8 @@ class Checkpointer:
             data = (self.path / names.step_name(step) / names.MANIFEST).read_bytes()
             crc32c = manifests.crc_of(data)
         self._parent = Parent(step=step, crc32c=crc32c)
+        if self.session is not None:
+            self.session.note()
         self._say("durable", step, begun)
         self._begun[step] = begun
         for old in list(self._begun)[:-_REMEMBERED]:
@@ -384,6 +390,10 @@ class Checkpointer:
         """Whether it is time to save, by what saves have cost and how often something fails; all ranks ask at every step."""
         return self._schedule.is_due(step)
 
+    def statistics(self) -> dict[str, float]:
+        """What `is_due` goes by; rank 0's counts. `failures` are earlier sessions that saved here and did not end: known from the first save on."""
+        return self._schedule.interval.statistics()
+
     def steps(self) -> list[int]:
         """Saved steps, rising."""
         return self.catalogue.steps()
@@ -418,6 +428,8 @@ class Checkpointer:
         self._close_store()
 
     def _close_store(self) -> None:
+        if self.session is not None:
+            self.session.end()
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -429,7 +441,9 @@ class Checkpointer:
         if getattr(self, "_store", None) is not None:
             self.close()
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if self.session is not None and kind is not None and issubclass(kind, Exception):
+            self.session.abandon()
         self.close()
 
     def _saves(self) -> Background:
@@ -476,6 +490,8 @@ class Checkpointer:
         if self._group.rank == 0 and not self._opened_store().is_locked:
             self._opened_store().lock(self._run, patience_seconds=self._writing.deadline_seconds)
             self._opened_store().sweep(keep=self._group.session)
+            if self.session is not None:
+                self.session.begin()
             if self._joined is not None:
                 self._joined.note(self.path)
             saved = self.steps()

@@ -130,6 +130,8 @@ class Store:
             raise ConfigError(f"{self.path} is not locked", fix="lock it before sweeping")
         left = []
         for name in os.listdir(self.fd):
+            if names.is_draft(name):
+                (self.path / name).unlink(missing_ok=True)
             found = names.leftover_of(name)
             if found is None or (keep and found[2].startswith(keep)):
                 continue

@@ -1,12 +1,16 @@
 """How often to save: the interval that loses least time, from what a save costs and how often something fails.
 
 Young's and Daly's estimate with the cost and the failure rate as they are measured, smoothed, and with a cautious guess before there is anything
-to measure. Pure: the caller brings times; the checkpointer asks it for the next step to save at.
+to measure. Pure: the caller brings times, and keeps what has failed from session to session (sessions.py); the checkpointer asks it for the next step
+to save at.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Annotated
+
+import msgspec
 
 from argosy.errors import ConfigError
 
@@ -37,23 +41,62 @@ def lost_share(interval: float, cost_seconds: float, failure_seconds: float) -> 
     return 1 - interval / (failure_seconds * failures) if failures else 0.0
 
 
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """What earlier sessions of a store, and the one under way, have come to."""
+
+    failures: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
+    """Sessions that began to save and did not end: killed, crashed, without power."""
+    watched_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e15)] = 0.0
+    """So long sessions have lasted, each from its first save to what was noted of it last."""
+    is_open: bool = False
+    """A session goes on, or has failed."""
+    noted_at: Annotated[float, msgspec.Meta(ge=0, le=1e15)] = 0.0
+    """Unix time."""
+
+    def resumed(self) -> Past:
+        """A new session finds this: one that is still open has failed."""
+        return msgspec.structs.replace(self, failures=self.failures + self.is_open, is_open=False)
+
+    def noted(self, now: float, most_seconds: float) -> Past:
+        """A session goes on, or begins; since it was noted last no more than this can have passed, whatever the clock says."""
+        since = max(0.0, min(now - self.noted_at, most_seconds)) if self.is_open else 0.0
+        watched = self.watched_seconds + since
+        return msgspec.structs.replace(self, watched_seconds=watched, is_open=True, noted_at=now)
+
+    def ended(self, now: float, most_seconds: float) -> Past:
+        """A session ends as it should."""
+        return msgspec.structs.replace(self.noted(now, most_seconds), is_open=False)
+
+
 class Failures:
     """How often something fails: counted, with one failure a day taken for granted until there is more to go by."""
 
-    def __init__(self, *, expected_seconds: float = DAY_SECONDS) -> None:
+    def __init__(
+        self, before: Past | None = None, *, expected_seconds: float = DAY_SECONDS
+    ) -> None:
+        self.before = before or Past()
+        """Set by whoever has read it; in whatever thread."""
         self._expected_seconds = expected_seconds
         self._watched_seconds = 0.0
-        self._count = 0
 
-    def watched(self, seconds: float, failures: int = 0) -> None:
-        """So long nothing more than this has failed."""
+    def watched(self, seconds: float) -> None:
+        """So long nothing has failed in this session."""
         self._watched_seconds += max(0.0, seconds)
-        self._count += max(0, failures)
+
+    @property
+    def count(self) -> int:
+        """Sessions that have failed."""
+        return self.before.failures
+
+    @property
+    def watched_seconds(self) -> float:
+        """So long it was counted."""
+        return self.before.watched_seconds + self._watched_seconds
 
     @property
     def seconds(self) -> float:
         """Mean time between failures."""
-        return (self._expected_seconds + self._watched_seconds) / (1 + self._count)
+        return (self._expected_seconds + self.watched_seconds) / (1 + self.count)
 
 
 class Interval:
@@ -110,6 +153,8 @@ class Interval:
         return {
             "step_seconds": self._step_seconds or 0.0,
             "cost_seconds": self._cost_seconds or 0.0,
+            "failures": float(self.failures.count),
+            "watched_seconds": self.failures.watched_seconds,
             "failure_seconds": self.failures.seconds,
             "interval_seconds": self.seconds,
             "interval_steps": float(self.steps()),

@@ -29,6 +29,8 @@ IDENTITY = ".identity"
 """Names the store to an object store."""
 UPLOADER = ".uploader"
 """Locked by the process that uploads from here."""
+SESSIONS = ".sessions"
+"""How many sessions have failed, and how long all of them have lasted."""
 PINS = "pins"
 HOLDERS = 1
 """Version of what is said to the holders of peers' memory."""
@@ -88,6 +90,16 @@ def holder_name(host: str) -> str:
 def damaged_name(step: int) -> str:
     """A mark beside a checkpoint that was read and is not whole: no file is linked from it."""
     return f".damaged-{check_step(step):09d}"
+
+
+def sessions_draft(pid: int) -> str:
+    """A new text of the file of sessions, until it takes the old one's place."""
+    return f"{SESSIONS}-{pid}"
+
+
+def is_draft(name: str) -> bool:
+    """Whether it is one of those."""
+    return name.startswith(f"{SESSIONS}-")
 
 
 def leftover_of(name: str) -> tuple[str, int, str] | None:

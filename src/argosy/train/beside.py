@@ -110,9 +110,12 @@ class Beside:
 
     def save_at_end(self, *, has_failed: bool = False) -> None:
         """The program has ended: save what it has trained. If it has failed, only when its loop is over: else a replacement goes on with it."""
-        if not self._has_entered or not self.parts.settings.save_at_end:
+        if not self._has_entered:
             return
-        if not has_failed:
+        if not self.parts.settings.save_at_end:
+            if not has_failed and self.parts.crew.is_first_living:
+                self.parts.saver.end()
+        elif not has_failed:
             self.parts.save_at_end()
         elif self._is_loop_over:
             self.parts.save_at_once()

@@ -107,8 +107,7 @@ class Parts:
         run.gang.on_change(lambda _: self.crew.hear())
         self._turns = Turns(f"{_PREFIX}.turns", most_ranks=settings.most_ranks)
         self.saver = Saver(
-            Path(run.directory),
-            run.name,
+            run,
             settings.checkpoints,
             self.state,
             layout.num_owners - 2,
@@ -377,7 +376,7 @@ class Parts:
         if given is not None:
             # Only then: a new run does not go on with what an object store happens to have.
             directories.append((Path(given), policy))
-        loaded = saver.restore(self._as_part(first), directories)
+        loaded = saver.restore(self._as_part(first), own, directories)
         if loaded is None and given is not None:
             raise ConfigError(
                 f"there is no checkpoint in {given}",

@@ -12,17 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from argosy.checkpoint import names
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.checkpointer import Checkpointer, Event
-from argosy.checkpoint.intervals import Interval
+from argosy.checkpoint.intervals import Failures, Interval
 from argosy.checkpoint.loading import Loaded
 from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.schedules import Schedule
+from argosy.checkpoint.sessions import Record
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
 from argosy.train.checkpoints import Checkpoints
@@ -49,8 +51,7 @@ class Saver:
 
     def __init__(
         self,
-        directory: Path,
-        run: str,
+        run: Any,
         policy: Checkpoints | None,
         state: Versions,
         owner: int,
@@ -58,6 +59,7 @@ class Saver:
         stored: Stored,
     ) -> None:
         """`owner` is the number that pins of saves have in the whole run."""
+        directory, resumed = Path(run.directory), run.resume_from
         self.path = directory / FOLDER
         self._policy = policy
         self._state = state
@@ -67,7 +69,7 @@ class Saver:
         peers = None if kept.peers is None else notes.note(kept.peers, directory)
         self.checkpointer = Checkpointer(
             self.path,
-            run=run,
+            run=run.name,
             group=Group(0, 1),
             keep=kept.keep,
             writing=kept.writing,
@@ -77,7 +79,11 @@ class Saver:
         )
         self.listener: Callable[[Event], None] | None = None
         """Hears what becomes of saves, in whatever thread."""
-        self._schedule = Schedule(Interval(), Group(0, 1))
+        # A rank that dies is replaced, and costs no work: the session is the run's, not the checkpointer's.
+        self.checkpointer.session = None
+        self._record = Record(self.path, earlier=resumed and Path(resumed) / FOLDER)
+        self._is_over = False
+        self._schedule = Schedule(Interval(Failures(self._record.read())), Group(0, 1))
         self._owner = owner
         self._most_seconds = kept.writing.deadline_seconds
         self._began_at = time.monotonic()
@@ -116,6 +122,11 @@ class Saver:
             time.sleep(_LOOK_SECONDS)
         return self._save_taken(*taken)
 
+    def end(self) -> None:
+        """All that was to be saved is: that the run ends from here on is no failure."""
+        self._is_over = True
+        self._record.end()
+
     def has(self, step: int) -> bool:
         """Whether a step is saved, and not known to be damaged."""
         is_damaged = (self.path / names.damaged_name(step)).exists()
@@ -136,6 +147,7 @@ class Saver:
         began = time.monotonic()
         while (step := self._committed()) and time.monotonic() - began < _WAIT_SECONDS:
             if self.has(step):
+                self.end()
                 return self.path / names.step_name(step)
             if is_turn() or time.monotonic() - began > _TURN_SECONDS:
                 taken = self._take()
@@ -167,6 +179,7 @@ class Saver:
         finally:
             self._leave(version, hold)
         self.checkpointer.close()  # the process may be about to end: what is to be uploaded is waited for
+        self.end()
         return path
 
     def _committed(self) -> int:
@@ -266,6 +279,8 @@ class Saver:
             _LOG.warning("step %d was not saved, training goes on: %s", stored.step, failure)
 
     def _hear(self, event: Event) -> None:
+        if event.what == "durable" and not self._is_over:
+            self._record.note()
         if self.listener is not None:
             self.listener(event)
 
@@ -278,9 +293,18 @@ class Saver:
 
 
 def restore(
-    stored: StoredVersion, directories: Iterable[tuple[Path, Checkpoints]]
+    stored: StoredVersion, own: Path, directories: Iterable[tuple[Path, Checkpoints]]
 ) -> Loaded | None:
-    """Fill a version from the newest good checkpoint of the first of these runs' directories, with the tiers they went to, that has one."""
+    """Fill a version from the newest good checkpoint of the first of these runs' directories, with the tiers they went to, that has one.
+
+    Called when nothing of the run is in memory: a session that has not ended in its `own` directory was lost.
+    """
+    loaded = _load(stored, directories)
+    Record(own / FOLDER).resume()
+    return loaded
+
+
+def _load(stored: StoredVersion, directories: Iterable[tuple[Path, Checkpoints]]) -> Loaded | None:
     for directory, policy in directories:
         with Checkpointer(
             directory / FOLDER,

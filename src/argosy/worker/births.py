@@ -121,6 +121,8 @@ def _run(body: Body) -> int:
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the entry point of the user's program
         own = error.with_traceback(_trim(error))
+        # As the interpreter does it: what runs at the exit may want to know.
+        sys.last_type, sys.last_value, sys.last_traceback = type(own), own, own.__traceback__
         _leave_error(own, "".join(traceback.format_exception(own)))
         return 1
     return 0

@@ -202,7 +202,7 @@ def test_a_rank_that_refuses_or_dies_ends_the_save_for_all_and_leaves_nothing(
     assert third == "saved"
     assert "ranks [2] have not said" in fourth
     assert wait_gone(path, 10)
-    assert sorted(os.listdir(path)) == [".writer", "step-000000003"]
+    assert sorted(os.listdir(path)) == [".sessions", ".writer", "step-000000003"]
 
 
 def test_all_ranks_fall_back_together_when_one_of_them_meets_damage(ranks, tmp_path):

@@ -297,4 +297,4 @@ def test_what_a_dead_session_left_is_swept_by_the_next(tmp_path):
     assert (tmp_path / ".staging-000000002-abc").exists()
     with Checkpointer(tmp_path) as checkpointer, pytest.raises(ArgosyError):
         checkpointer.save(1, {"x": torch.zeros(1)})
-    assert sorted(os.listdir(tmp_path)) == [".writer", "notes", "step-000000001"]
+    assert sorted(os.listdir(tmp_path)) == [".sessions", ".writer", "notes", "step-000000001"]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.checkpoint.boards import Group
-from argosy.checkpoint.intervals import Failures, Interval, interval_seconds, lost_share
+from argosy.checkpoint.intervals import Failures, Interval, Past, interval_seconds, lost_share
 from argosy.checkpoint.schedules import Schedule
 from argosy.errors import ConfigError
 
@@ -42,9 +42,45 @@ def test_failures_that_come_bring_saves_closer():
     interval.saw_steps(100, 100.0)
     interval.saw_save(2.0)
     calm = interval.steps()
-    interval.failures.watched(0.0, failures=20)
+    interval.failures.before = Past(failures=20, watched_seconds=3600.0)
     assert interval.steps() < calm / 3
-    assert interval.statistics()["interval_steps"] == interval.steps()
+    said = interval.statistics()
+    assert said["interval_steps"] == interval.steps()
+    assert (said["failures"], said["watched_seconds"]) == (20, 3700)
+    assert said["failure_seconds"] == pytest.approx((86400 + 3700) / 21)
+
+
+def test_time_without_failures_takes_saves_apart():
+    few, many = Failures(Past(failures=3)), Failures(Past(failures=3, watched_seconds=1e6))
+    assert Interval(many).failures.seconds > few.seconds
+
+
+LIVES = st.lists(
+    st.tuples(st.lists(st.floats(0, 1e5), max_size=5), st.booleans(), st.floats(0, 1e6)),
+    max_size=12,
+)
+
+
+@given(LIVES)
+def test_each_session_that_did_not_end_is_counted_once_and_the_time_between_them_never(lives):
+    past, now = Past(), 1e9
+    for stretches, is_clean, pause in lives:
+        past = past.resumed().noted(now, 0.0)
+        for seconds in stretches:
+            now += seconds
+            past = past.noted(now, seconds)
+        past = past.ended(now, 0.0) if is_clean else past
+        now += pause
+    found = past.resumed()
+    assert found.resumed() == found
+    assert found.failures == sum(not is_clean for _, is_clean, _ in lives)
+    assert found.watched_seconds == pytest.approx(sum(sum(one) for one, _, _ in lives), abs=1e-3)
+
+
+def test_a_clock_that_was_set_counts_no_more_than_has_passed():
+    past = Past().noted(1000.0, 0.0)
+    assert past.noted(900.0, 60.0).watched_seconds == 0.0
+    assert past.noted(1e9, 60.0).watched_seconds == 60.0
 
 
 def test_saves_are_never_closer_than_they_take_to_become_durable():

@@ -14,6 +14,7 @@ from argosy.checkpoint.directio import Files
 from argosy.checkpoint.intervals import Interval
 from argosy.checkpoint.peers import notes
 from argosy.checkpoint.schedules import Schedule
+from argosy.checkpoint.sessions import Record
 from argosy.train import saver
 from argosy.train.checkpoints import Checkpoints
 from argosy.train.saver import Saver
@@ -101,6 +102,7 @@ def test_a_copied_save_that_failed_is_said_and_costs_no_other(tmp_path):
 
     found = object.__new__(Saver)
     found.path, found.listener = tmp_path, listen
+    found._record, found._is_over = Record(tmp_path), False
     found._schedule, found._began_at = Schedule(Interval(), Group()), 0.0
     found.checkpointer = Checkpointer(tmp_path, writing=Writing(files=files), listener=found._hear)
     found._said_when_failed(Numbers(1), found._save_copied)
