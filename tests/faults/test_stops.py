@@ -81,7 +81,7 @@ def test_a_kill_says_what_it_costs(shared, begin):
     assert shared.view(run)["reason"] == "argosy kill; nothing was saved at its end"
 
 
-GRACE = 3
+GRACE = 8
 SLOW = """
 [roles.train]
 script = "{program}"

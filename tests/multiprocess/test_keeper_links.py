@@ -404,10 +404,10 @@ def test_another_user_is_refused(keeper, agent):
 def test_one_that_saves_has_a_new_grace_with_each_word_and_is_killed_when_it_falls_silent(
     keeper, agent, start_saver
 ):
-    steady = start_saver(keeper, agent, 5.0, "leave")
+    steady = start_saver(keeper, agent, 9.0, "leave")
     stuck = start_saver(keeper, agent, 0.1, "hang")
     for order in (steady, stuck):
-        agent.request("stop", attempt=order["attempt"], signal="SIGTERM", grace_seconds=2)
+        agent.request("stop", attempt=order["attempt"], signal="SIGTERM", grace_seconds=4)
     assert agent.wait_event("exited", attempt=stuck["attempt"])["signal"] == signal.SIGKILL
     assert "silent" in keeper.output(stuck)
     assert agent.wait_event("exited", attempt=steady["attempt"])["code"] == 0

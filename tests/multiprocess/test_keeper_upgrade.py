@@ -105,7 +105,7 @@ def test_a_stop_that_was_under_way_goes_on_after_the_restart(keeper, agent, clie
 def test_a_save_that_goes_on_has_its_grace_anew_after_the_restart_too(
     keeper, agent, client, start_saver
 ):
-    order = start_saver(keeper, agent, 5.0, "leave")
-    agent.request("stop", attempt=order["attempt"], signal="SIGTERM", grace_seconds=2)
+    order = start_saver(keeper, agent, 9.0, "leave")
+    agent.request("stop", attempt=order["attempt"], signal="SIGTERM", grace_seconds=4)
     restart(keeper, agent, client)
     assert agent.wait_event("exited", attempt=order["attempt"])["code"] == 0

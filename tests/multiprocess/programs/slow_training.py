@@ -14,8 +14,8 @@ import argosy as ar
 
 STEPS = 3
 WIDTH = 2048
-BYTES_PER_SECOND = 8 << 20
-"""A block of a checkpoint each second; there are six."""
+BYTES_PER_SECOND = 4 << 20
+"""A block of a checkpoint every two seconds; there are six."""
 
 
 class Rows(torch.utils.data.Dataset):
