@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from argosy.control import views
+from argosy.control.attempts import Role
 from argosy.control.hostwants import HostWants
 from argosy.control.identity import counter_of
 from argosy.control.placement import Placement
@@ -225,9 +226,13 @@ class ClusterState:
         self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
         self._touched[attempt.host] = None
         if not attempt.is_alive:
-            self._finish(self.hosts[attempt.host], attempt.id)
+            # Without a process it is in no hello, and who waits for it in a generation that it was not told hears of its end only from its host.
+            role = supervisor.roles[attempt.role]
+            is_awaited = attempt.reform and attempt.generation == role.generation
+            self._finish(self.hosts[attempt.host], attempt.id, is_awaited)
 
     def _effect_formed(self, event: Event, supervisor: Supervisor, fact: GenerationFormed) -> None:
+        self._drop_ended(supervisor.roles[fact.role])
         for attempt in supervisor.roles[fact.role].alive():
             if not attempt.parked:
                 self.hosts[attempt.host].touch_attempt(attempt.id, event.seq)
@@ -262,17 +267,25 @@ class ClusterState:
             return
         self.counts["running"] -= 1
         self.queue.release(fact.run, supervisor.spec, supervisor.admitted.hosts)
+        for role in supervisor.order:
+            self._drop_ended(role)
         for host in supervisor.hosts():
             self.hosts[host].touch_run(fact.run, event.seq)
             self._finish(self.hosts[host], fact.run)
             self._touched[host] = None
 
-    def _finish(self, state: HostWants, name: str) -> None:
-        """The host is told once that it may forget; one that missed it says so in its next hello."""
-        if self._has_resumed:
+    def _finish(self, state: HostWants, name: str, is_awaited: bool = False) -> None:
+        """The host is told once that it may forget; one that missed it says so in its next hello, unless others wait for that word."""
+        if self._has_resumed or is_awaited:
             state.finish(name, self.seq)
         else:
             state.drop(name)
+
+    def _drop_ended(self, role: Role) -> None:
+        """In a replay: nobody waits any more for those that had ended before a newer generation, or before the end of the run."""
+        for process in role.processes if not self._has_resumed else ():
+            if process.current is not None and not process.current.is_alive:
+                self.hosts[process.current.host].drop(process.current.id)
 
     # --- views --------------------------------------------------------------------------------------------------
 

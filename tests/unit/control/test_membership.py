@@ -105,6 +105,41 @@ def test_members_that_joined_survive_and_reform_around_a_replacement():
     assert host.want("train.2.1").launch.rank == 2
 
 
+def test_a_host_hears_from_the_next_controller_who_will_not_come_to_a_generation():
+    host = ScriptedHost()
+    begin(host, joined=True, backoff=AT_ONCE)
+    host.exit("train.2.0", signal=9)
+    host.exit("train.0.0", code=0)  # and was never told its place beside the replacement
+    host.wants.clear()
+    host.restart_controller()
+    want = host.want("train.0.0")
+    assert (want.state, want.reform) == ("gone", {"generation": 2, "rank": 0, "world_size": 4})
+    assert f"{host.run}.train.2.0" not in host.wants
+    host.report_version()
+    host.wants.clear()
+    host.hello()
+    assert f"{host.run}.train.0.0" not in host.wants
+
+
+def test_who_did_not_come_to_a_generation_concerns_nobody_after_it():
+    host = ScriptedHost()
+    begin(host, joined=True, backoff=AT_ONCE)
+    host.exit("train.2.0", signal=9)
+    host.exit("train.0.0", signal=9)
+    host.advance(0.1)
+    assert len(members(host)) == 3
+    host.wants.clear()
+    host.restart_controller()
+    assert f"{host.run}.train.0.0" not in host.wants
+    host.start()
+    for name in ("train.0.1", "train.1.0", "train.2.1", "train.3.0"):
+        host.exit(name, code=0)
+    assert host.ended.outcome == "succeeded"
+    host.wants.clear()
+    host.restart_controller()
+    assert not host.wants
+
+
 def test_members_that_have_not_joined_are_restarted_beside_those_that_have():
     host = ScriptedHost()
     begin(host, backoff=AT_ONCE)
