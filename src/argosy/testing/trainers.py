@@ -131,14 +131,14 @@ class SimulatedTrainer:
         self.memory.waiting.pop(self.pid, None)
         self.memory.tell()
 
-    def glance(self, rank: int) -> Glance:
+    def glance(self) -> Glance:
         """How another process sees this one."""
         return Glance(
             state=self._state() if self.is_alive else "",
             ticks=int(self._ticks + self._worked()),
-            beats=self.memory.sign_of("beats", rank, self.pid),
-            is_outside=self.memory.sign_of("outside", rank, self.pid) % 2 == 1,
-            is_done=self.memory.sign_of("done", rank, self.pid) == 1,
+            beats=self.memory.sign_of("beats", self.pid),
+            is_outside=self.memory.sign_of("outside", self.pid) % 2 == 1,
+            is_done=self.memory.sign_of("done", self.pid) == 1,
         )
 
     def _state(self) -> str:
@@ -395,7 +395,7 @@ class SimulatedTrainer:
                 raise PeerLost(lost, self.where)
             if self.clock.now >= until:
                 until = self.clock.now + _SLICE_SECONDS
-                done = [self.memory.sign_of("advances", r, self.pid_of(r)) for r in self.members]
+                done = [self.memory.sign_of("advances", self.pid_of(r)) for r in self.members]
                 self.suspicions.note_work(self.clock.now, done)
                 self._look_at(awaited())
             yield "wait", until - self.clock.now
@@ -406,7 +406,7 @@ class SimulatedTrainer:
             peer = self._peers.get(rank)
             if peer is None or peer is self or self.suspicions.is_accused(now, peer.pid):
                 continue
-            reason = self.suspicions.judge(now, rank, peer.pid, peer.glance(rank))
+            reason = self.suspicions.judge(now, rank, peer.pid, peer.glance())
             if reason:
                 self.truth.accused(
                     self.name, f"{peer.name} ({peer.where})", bool(peer.hang), reason

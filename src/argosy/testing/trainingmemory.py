@@ -118,15 +118,10 @@ class TrainingMemory:
         """A process shows, under its rank, that it looks up, gets on, or is between two steps (an odd count)."""
         self.signs[kind, rank] = (pid, count)
 
-    def sign_of(self, kind: str, rank: int, pid: int) -> int:
-        """The last sign of a process, also if it does not know yet that it has this rank."""
-        owner, count = self.signs.get((kind, rank), (0, 0))
-        if owner == pid:
-            return count
-        found = [
-            count for (k, _), (owner, count) in self.signs.items() if (k, owner) == (kind, pid)
-        ]
-        return max(found, default=0)
+    def sign_of(self, kind: str, pid: int) -> int:
+        """The last sign of a process, whatever rank it has: it or who looks may not know yet that it has another."""
+        counts = [c for (k, _), (owner, c) in self.signs.items() if (k, owner) == (kind, pid)]
+        return max(counts, default=0)
 
     # --- a round --------------------------------------------------------------------------------------------------
 

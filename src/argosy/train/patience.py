@@ -49,7 +49,7 @@ class Patience:
 
     def _done_beside(self) -> list[int]:
         crew = self._crew
-        return [crew.roster.advances(rank, crew.pid_of(rank)) for rank in crew.members]
+        return [crew.roster.advances(crew.pid_of(rank)) for rank in crew.members]
 
     def _look_at(self, ranks: list[int], what: str) -> None:
         crew = self._crew
@@ -61,9 +61,9 @@ class Patience:
             glance = Glance(
                 state=state,
                 ticks=ticks,
-                beats=crew.roster.beats(rank, pid),
-                is_outside=crew.roster.is_outside(rank, pid),
-                is_done=crew.roster.has_left_loop(rank, pid),
+                beats=crew.roster.beats(pid),
+                is_outside=crew.roster.is_outside(pid),
+                is_done=crew.roster.has_left_loop(pid),
             )
             reason = self._suspicions.judge(now, rank, pid, glance)
             if reason:

@@ -34,6 +34,7 @@ EDIT, VERDICT, STOP = 16, 17, 18
 _PID_BITS = 22
 _COUNT_MASK = (1 << 42) - 1
 _MOST_DESCENDANTS = 64
+_BEATS, _ADVANCES, _CROSSINGS = 8, 16, 24
 _OUTSIDE, _DONE = 1, 3
 """Lowest bits of a count that grows when a process enters a step: it is between two steps, or its loop is over."""
 
@@ -61,9 +62,13 @@ class Roster:
         region = self._arena.tensor("roster")
         if region.numel() != total:
             raise _another(arena_name)
-        self._beats = self._advances = self._crossings = 0
         self._bytes = region.numpy()
         self._memory = Memory(region, self._arena.fileno())
+        self._lines = self._memory.numbers(self._arrivals_at, most_ranks * _LINE // 8)
+        # A process that had this id before may have left signs: those of this one go on from there, and the greatest is the last.
+        counts = (self._signs(word, os.getpid()) for word in (_BEATS, _ADVANCES, _CROSSINGS))
+        self._beats, self._advances, crossings = counts
+        self._crossings = (crossings + _DONE) & ~_DONE
         self._digests = self._memory.numbers(self._digests_at, num_parameters)
         if not self._memory.swap(_TITLE, 0, title) and self._memory.load(_TITLE) != title:
             raise _another(arena_name)
@@ -185,57 +190,54 @@ class Roster:
     def beat(self, rank: int) -> None:
         """This process waits for others and looks up now and then: it is not hung."""
         self._beats += 1
-        self._sign(rank, 8, self._beats)
+        self._sign(rank, _BEATS, self._beats)
 
     def advance(self, rank: int) -> None:
         """This process has done a piece of work that is no step's: the others may have to wait for more of it."""
         self._advances += 1
-        self._sign(rank, 16, self._advances)
+        self._sign(rank, _ADVANCES, self._advances)
 
-    def beats(self, rank: int, pid: int) -> int:
+    def beats(self, pid: int) -> int:
         """How often that process has looked up; 0 if it has not."""
-        return self._signs(rank, 8, pid)
+        return self._signs(_BEATS, pid)
 
-    def advances(self, rank: int, pid: int) -> int:
+    def advances(self, pid: int) -> int:
         """How many pieces of such work it has done."""
-        return self._signs(rank, 16, pid)
+        return self._signs(_ADVANCES, pid)
 
     def leave_step(self, rank: int) -> None:
         """This process is in user code, between two steps or for a batch: it may take its time."""
         self._crossings |= _OUTSIDE
-        self._sign(rank, 24, self._crossings)
+        self._sign(rank, _CROSSINGS, self._crossings)
 
     def enter_step(self, rank: int) -> None:
         """It is in a step again."""
         if self._crossings & _DONE:
             self._crossings = (self._crossings | _DONE) + 1
-        self._sign(rank, 24, self._crossings)
+        self._sign(rank, _CROSSINGS, self._crossings)
 
     def leave_loop(self, rank: int) -> None:
         """The loop of this process is over, until it enters a step again."""
         self._crossings |= _DONE
-        self._sign(rank, 24, self._crossings)
+        self._sign(rank, _CROSSINGS, self._crossings)
 
-    def has_left_loop(self, rank: int, pid: int) -> bool:
+    def has_left_loop(self, pid: int) -> bool:
         """Whether that of another process is."""
-        return self._signs(rank, 24, pid) & _DONE == _DONE
+        return self._signs(_CROSSINGS, pid) & _DONE == _DONE
 
-    def is_outside(self, rank: int, pid: int) -> bool:
+    def is_outside(self, pid: int) -> bool:
         """Whether that process is in user code that may take its time."""
-        return self._signs(rank, 24, pid) & _OUTSIDE == _OUTSIDE
+        return self._signs(_CROSSINGS, pid) & _OUTSIDE == _OUTSIDE
 
     def _sign(self, rank: int, word: int, count: int) -> None:
         at = self._arrivals_at + rank * _LINE + word
         self._memory.store(at, (count & _COUNT_MASK) << _PID_BITS | os.getpid())
 
-    def _signs(self, rank: int, word: int, pid: int) -> int:
-        """The last sign of a process: under the rank that it has, or if it does not know yet that it has it, under the one before."""
+    def _signs(self, word: int, pid: int) -> int:
+        """The last sign of a process, whatever rank it has: it or who looks may not know yet that it has another."""
         mask = (1 << _PID_BITS) - 1
-        sign = self._memory.load(self._arrivals_at + rank * _LINE + word)
-        if sign & mask == pid:
-            return sign >> _PID_BITS
-        lines = range(self._arrivals_at, self._arrivals_at + self._most_ranks * _LINE, _LINE)
-        found = (self._memory.load(line + word) for line in lines)
+        places = np.flatnonzero(self._lines[word // 8 :: _LINE // 8] & np.uint64(mask) == pid)
+        found = [self._memory.load(self._arrivals_at + int(p) * _LINE + word) for p in places]
         return max((sign >> _PID_BITS for sign in found if sign & mask == pid), default=0)
 
     # --- agreement ----------------------------------------------------------------------------

@@ -15,23 +15,39 @@ def roster():
     return Roster(next(names), most_ranks=4, num_parameters=1, title=7)
 
 
-def test_one_that_does_not_know_its_new_rank_yet_is_seen_between_two_steps_and_looking_up(roster):
+def test_one_whose_rank_changes_is_seen_by_those_who_know_it_and_those_who_do_not(roster):
     pid = os.getpid()
     roster.leave_step(2)
     roster.beat(2)
-    for rank in (2, 1):  # as the others know it before and after a change of generation
-        assert roster.is_outside(rank, pid)
-        assert roster.beats(rank, pid) == 1
-    roster.enter_step(1)
+    assert roster.is_outside(pid)
+    assert roster.beats(pid) == 1
+    roster.enter_step(1)  # what it left under its old rank says nothing of it any more
     roster.beat(1)
-    assert not roster.is_outside(1, pid)
-    assert roster.beats(1, pid) == 2
+    assert not roster.is_outside(pid)
+    assert roster.beats(pid) == 2
 
 
 def test_signs_of_another_process_are_not_taken_for_this_ones(roster):
     roster.leave_step(2)
-    assert not roster.is_outside(2, os.getpid() + 1)
-    assert roster.beats(2, os.getpid()) == 0
+    assert not roster.is_outside(os.getpid() + 1)
+    assert roster.beats(os.getpid()) == 0
+
+
+def test_what_an_earlier_process_of_the_same_id_has_left_is_not_taken_for_this_ones():
+    name, pid = next(names), os.getpid()
+    earlier = Roster(name, most_ranks=4, num_parameters=1, title=7)
+    for _ in range(3):
+        earlier.beat(2)
+    earlier.enter_step(2)
+    earlier.leave_loop(2)
+    later = Roster(name, most_ranks=4, num_parameters=1, title=7)
+    later.beat(1)
+    assert later.beats(pid) == 4
+    later.leave_step(1)
+    assert later.is_outside(pid)
+    assert not later.has_left_loop(pid)
+    later.enter_step(1)
+    assert not later.is_outside(pid)
 
 
 def test_rows_are_of_processes_that_live(roster):
@@ -45,11 +61,11 @@ def test_one_whose_loop_is_over_is_outside_until_it_takes_a_step_again(roster):
     pid = os.getpid()
     for _ in range(2):
         roster.enter_step(0)
-        assert not roster.is_outside(0, pid)
-        assert not roster.has_left_loop(0, pid)
+        assert not roster.is_outside(pid)
+        assert not roster.has_left_loop(pid)
         roster.leave_step(0)
-        assert roster.is_outside(0, pid)
-        assert not roster.has_left_loop(0, pid)
+        assert roster.is_outside(pid)
+        assert not roster.has_left_loop(pid)
         roster.leave_loop(0)
-        assert roster.is_outside(0, pid)
-        assert roster.has_left_loop(0, pid)
+        assert roster.is_outside(pid)
+        assert roster.has_left_loop(pid)
