@@ -169,16 +169,19 @@ class Exchange:
                 f"rank {rank} with members {sorted(members)} of at most {self.layout.most_ranks}",
                 fix="name all members, this rank too, within most_ranks",
             )
-        if self.rank == NONE and self._memory.load(self._entered_at(rank)) > generation:
+        at, word = self._entered_at(rank), rounds.entered_word(generation)
+        known = self._memory.load(at)
+        # Whoever has this rank in a newer generation must not lose its word to one that comes late to an older.
+        is_past = known > word or (self.rank == NONE and known == word)
+        if is_past or not self._memory.swap(at, known, word):
             raise GenerationChanged(
-                f"an earlier process of rank {rank} has entered generation {generation} already",
+                f"another process of rank {rank} has entered generation {generation} or a newer one already",
                 fix="a replacement enters the generation that was made for it",
             )
         self.rank = self.state.owner = rank
         self.generation = generation
         self._members = tuple(members)
         self._progress.watch(members)
-        self._memory.store(self._entered_at(rank), rounds.entered_word(generation))
         self._progress.tell()
         self._progress.wait(
             lambda: self._all_entered(generation, members),

@@ -317,6 +317,8 @@ class SimulatedTrainer:
         memory, number = self.memory, found.number
         self.where = f"enter {number}"
         self.truth.formed(self.name, found)
+        if memory.entered.get(self.rank, 0) > rounds.entered_word(number):
+            raise GenerationChanged(f"another has entered a newer one than {number} as {self.rank}")
         self.number = number
         self._watched = {rank: self._peers[rank] for rank in found.members}
         memory.entered[self.rank] = rounds.entered_word(number)

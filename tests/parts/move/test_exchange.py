@@ -167,7 +167,7 @@ def test_a_replacement_goes_on_with_what_a_dead_rank_has_finished(make):
     first.claim(FIRST, Node(2, 2))
     first.state.pin()
     second = make(layout, name="unit-replaced", enter=False)
-    with pytest.raises(GenerationChanged, match="earlier process of rank 0"):
+    with pytest.raises(GenerationChanged, match="another process of rank 0"):
         second.enter(0, 0, {0: -1}, deadline=soon())
     second.enter(1, 0, {0: -1}, deadline=soon())
     assert second.claim(FIRST, Node(0, 2)) is None
@@ -175,6 +175,18 @@ def test_a_replacement_goes_on_with_what_a_dead_rank_has_finished(make):
     assert second.state.pins() == {}
     publish(second, FIRST, Node(2, 2))
     assert second.missing(FIRST) == []
+
+
+def test_one_that_comes_late_to_a_past_generation_does_not_hide_who_has_its_rank_now(make):
+    layout = layout_of(ranks=2)
+    late = make(layout, name="unit-late")
+    other = make(layout, name="unit-late", enter=False)
+    other.enter(1, 1, {1: -1}, deadline=soon())
+    other.enter(3, 0, {0: -1}, deadline=soon())
+    with pytest.raises(GenerationChanged, match="another process of rank 0"):
+        late.enter(2, 0, {0: -1}, deadline=soon())
+    assert other.late(3, {0: -1}) == []
+    late.enter(3, 1, {0: -1, 1: -1}, deadline=soon())
 
 
 def test_an_unfinished_block_does_not_count_and_a_stale_claim_cannot_be_published(make):
