@@ -33,7 +33,7 @@ class Patience:
 
     @property
     def median_seconds(self) -> float:
-        """Of the last steps; 0 before the first."""
+        """Of the last steps; 0 before the second."""
         return self._suspicions.median_seconds
 
     def wait(self, call: Callable[[float], T], awaited: Callable[[], list[int]]) -> T:

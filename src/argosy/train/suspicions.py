@@ -40,6 +40,7 @@ class Suspicions:
         self._first_seconds = first_seconds
         self._more_seconds = more_seconds
         self._durations: deque[float] = deque(maxlen=_STEPS)
+        self._has_made_one = False
         self._accused: dict[int, float] = {}
         """Process ids, and when."""
         self._started = 0.0
@@ -51,12 +52,14 @@ class Suspicions:
         """How long each was waited for when it was last seen to wait itself, or between two steps: its own time begins then."""
 
     def learn(self, seconds: float) -> None:
-        """A step took so long."""
-        self._durations.append(seconds)
+        """A step took so long. A process's first one is no measure: it may have come in the middle of it."""
+        if self._has_made_one:
+            self._durations.append(seconds)
+        self._has_made_one = True
 
     @property
     def median_seconds(self) -> float:
-        """Of the last steps; 0 before the first."""
+        """Of the last steps; 0 before the second."""
         return statistics.median(self._durations) if self._durations else 0.0
 
     def begin(self, now: float) -> None:

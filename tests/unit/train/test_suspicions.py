@@ -9,9 +9,22 @@ def _look(state="R", ticks=0, beats=0, **more):
 
 def _suspicions():
     found = Suspicions(first_seconds=300.0, more_seconds=1.0)
+    found.learn(5.0)
     found.learn(0.1)
     found.begin(0.0)
     return found
+
+
+def test_the_rest_of_a_step_that_was_under_way_when_one_came_is_no_measure():
+    found = Suspicions(first_seconds=300.0, more_seconds=1.0)
+    found.learn(0.01)
+    assert found.median_seconds == 0.0
+    found.learn(3.0)
+    assert found.median_seconds == 3.0
+    found.begin(0.0)
+    found.judge(0.0, 1, 11, _look("S", ticks=7))
+    assert not found.judge(4.0, 1, 11, _look("S", ticks=7))
+    assert "no CPU" in found.judge(10.1, 1, 11, _look("S", ticks=7))
 
 
 def test_who_comes_back_from_between_two_steps_has_its_own_time_to_compute():
