@@ -45,7 +45,10 @@ def test_nothing_that_a_probe_leaves_running_outlives_its_run(cluster, tmp_path)
 
 
 def test_a_probe_runs_beside_its_process_in_its_environment_and_under_its_limits(cluster, tmp_path):
-    look = 'cat /proc/self/cgroup > "$WHERE/$0"; nice >> "$WHERE/$0"; ulimit -n >> "$WHERE/$0"'
+    look = (
+        '{ cat /proc/self/cgroup; nice; ulimit -n; } > "$WHERE/$0.part"; '
+        'mv "$WHERE/$0.part" "$WHERE/$0"'
+    )
     role = {
         "command": ["sh", "-c", f"{look}; exec sleep 1000", "process"],
         "env": {"WHERE": str(tmp_path)},
@@ -54,6 +57,8 @@ def test_a_probe_runs_beside_its_process_in_its_environment_and_under_its_limits
     }
     run = cluster.submit({"main": role})
     cluster.wait_state(run, "ready")
+    # The one that is asked about may come to it later than the one that asks.
+    wait_until((tmp_path / "process").exists, "the process has looked")
     assert (tmp_path / "probe").read_text() == (tmp_path / "process").read_text()
     assert "\n3\n" in (tmp_path / "probe").read_text()
 
