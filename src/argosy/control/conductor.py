@@ -186,6 +186,10 @@ class Conductor:
             if isinstance(event.fact, RunSubmitted)
         }
         await self._durable(durable)
+        if has_left is not None and await has_left():
+            # Meanwhile: a second Ctrl-C does not wait for the answer.
+            reason = "the client has left before it heard of its run"
+            await self.stop_runs(set(runs), hard=True, reason=reason)
         return [{"run": run, "name": names.get(run, "")} for run in runs]
 
     async def stop(

@@ -88,6 +88,28 @@ def test_a_run_that_no_host_could_ever_hold_is_not_accepted(tmp_path):
     with_conductor(tmp_path, test)
 
 
+@pytest.mark.parametrize("when", ["before it is decided", "while it is made durable", "never"])
+def test_a_run_whose_client_has_left_before_it_heard_of_it_does_not_stay(tmp_path, when):
+    async def test(conductor):
+        await give_host(conductor)
+        answers = {"before it is decided": [True], "while it is made durable": [False, True]}
+
+        async def has_left():
+            return answers[when].pop(0) if answers.get(when) else False
+
+        submission = Submission(spec=RunSpec(roles={"a": RoleSpec(command=["true"])}))
+        if when == "before it is decided":
+            with pytest.raises(ClusterError, match="has left"):
+                await conductor.submit(submission, has_left=has_left)
+            assert conductor.coordinator.runs_view(include_ended=True, limit=9) == []
+            return
+        (run,) = await conductor.submit(submission, has_left=has_left)
+        stop = conductor.coordinator.runs[run["run"]].stop
+        assert (stop is not None) == (when != "never")
+
+    with_conductor(tmp_path, test)
+
+
 def test_a_run_with_more_processes_than_a_host_can_hold_is_refused_at_once(tmp_path):
     async def test(conductor):
         asked = []
