@@ -209,9 +209,8 @@ class SimulatedTrainer:
         if self.members:
             before = [self._peers.get(rank) for rank in self.members if rank < self.rank]
             return not any(peer is not None and peer.is_alive for peer in before)
-        own = self.tidings.generation, self.rank
-        rows = [(g, rank, each) for (_, rank), (g, each) in self.memory.rows.items()]
-        return not any(each.is_alive and each is not self and (g, r) < own for g, r, each in rows)
+        own = self.tidings.generation, self.rank, self.pid
+        return memberships.is_foremost(self.memory.muster.first_places(), own)
 
     def pass_by(self, point: str, step: int) -> Program[bool]:
         """Something may go wrong here; True: what is computed now is not finite."""
@@ -306,11 +305,9 @@ class SimulatedTrainer:
         return self._is_next_ready() or self._is_complete(self.tidings.generation, self.world_size)
 
     def _late_veterans(self) -> list[int]:
-        rows = self.memory.rows
-        living = {each.pid: each for _, each in rows.values() if each.is_alive}
-        known = [(g, rank, each.pid) for (_, rank), (g, each) in rows.items() if each.is_alive]
-        late = memberships.late_veterans(known, self.tidings.generation)
-        self._peers = {rank: living[pid] for rank, pid in late.items()}
+        places = self.memory.muster.last_places()
+        late = memberships.late_veterans(places, self.tidings.generation)
+        self._peers = {rank: self.memory.processes[pid] for rank, pid in late.items()}
         return list(late)
 
     def _enter(self, found: memberships.Membership) -> Program[None]:

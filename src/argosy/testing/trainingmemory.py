@@ -1,7 +1,7 @@
 """TrainingMemory: what the members of a simulated training run share, as plain objects in place of arenas.
 
 Rows of the roster, entries, blocks of lanes, votes, pages of the next version, the state word, tallies of evaluations. Every decision about a word is taken by the functions that the real
-exchange uses (move/rounds.py, move/trees.py); every write is seen by the truth. It outlives every member, as an arena of the run does.
+exchange and the roster use (move/rounds.py, move/trees.py, train/musters.py); every write is seen by the truth. It outlives every member, as an arena of the run does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from argosy.move import rounds, trees
 from argosy.move.rounds import Round, State
 from argosy.move.trees import Node
 from argosy.testing.trainingtruth import Page, Sample, TrainingTruth
+from argosy.train.musters import Muster
 
-TABLES = 4
-"""Generations whose rows are kept, as in the roster."""
 NUM_SLOTS = 3
 RING = 24
 """Records of each rank in the tally."""
@@ -50,14 +49,33 @@ class Record:
     progress: int = 0
 
 
+class Numbers:
+    """Words that nobody else changes while one looks at them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def load(self, offset: int) -> int:
+        """A word."""
+        return self._numbers.get(offset, 0)
+
+    def swap(self, offset: int, expected: int, desired: int) -> bool:
+        """Compare-and-swap."""
+        is_same = self.load(offset) == expected
+        if is_same:
+            self._numbers[offset] = desired
+        return is_same
+
+
 class TrainingMemory:
     """The shared memory of one run on one host."""
 
     def __init__(self, truth: TrainingTruth) -> None:
         self.truth = truth
         self.num_lanes, self.costs = truth.num_lanes, truth.costs
-        self.rows: dict[tuple[int, int], tuple[int, Any]] = {}
-        """By table and rank: the generation, and the process that has enlisted."""
+        self.processes: dict[int, Any] = {}
+        """All that have ever enlisted, by their ids."""
+        self.muster = Muster(Numbers(), 0, truth.num_lanes, self._start_of)
         self.entered: dict[int, int] = {}
         self.state = State(0, 0)
         self.versions = [Version() for _ in range(NUM_SLOTS)]
@@ -95,12 +113,15 @@ class TrainingMemory:
 
     def enlist(self, generation: int, rank: int, process: Any) -> None:
         """A process is ready for a generation."""
-        self.rows[generation % TABLES, rank] = (generation, process)
+        self.processes[process.pid] = process
+        self.muster.enlist(generation, rank, process.pid)
 
     def process_of(self, generation: int, rank: int) -> Any:
         """Who has enlisted as that rank; None: nobody has."""
-        known, process = self.rows.get((generation % TABLES, rank), (-1, None))
-        return process if known == generation else None
+        return self.processes.get(self.muster.pid_of(generation, rank))
+
+    def _start_of(self, pid: int) -> int:
+        return int(self.processes[pid].is_alive)
 
     def attempt_of(self, version: int) -> int:
         """How often the step from this version was computed in vain."""

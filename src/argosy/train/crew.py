@@ -110,7 +110,7 @@ class Crew:
         """Whether all members before this rank have ended. One that has no place yet leaves the precedence to all who have trained."""
         if not self.members:
             own = self.gang.generation, self.gang.rank, os.getpid()
-            return all(row >= own or row[2] == own[2] for row in self.roster.rows())
+            return memberships.is_foremost(self.roster.muster.first_places(), own)
         ended = self._ended()
         return all(rank in ended for rank in self.members if rank < self.gang.rank)
 
@@ -155,7 +155,8 @@ class Crew:
             time.sleep(_LOOK_SECONDS / 4)
 
     def _late_veterans(self) -> list[int]:
-        self._pids = memberships.late_veterans(self.roster.rows(), self.gang.generation)
+        places = self.roster.muster.last_places()
+        self._pids = memberships.late_veterans(places, self.gang.generation)
         return list(self._pids)
 
     def _enter(self, wait: Waits, number: int, living: dict[int, int]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
+Place = tuple[int, int, int]
+"""A generation, a rank of it, and the process that has enlisted as it."""
 INTERIMS = 4096
 """Interims a generation may have: one for each member that can end."""
 
@@ -41,15 +43,15 @@ def is_complete(
     return all(has_enlisted(rank) or rank in gone for rank in range(world_size))
 
 
-def late_veterans(rows: Iterable[tuple[int, int, int]], generation: int) -> dict[int, int]:
-    """Of (generation, rank, process) that have ever enlisted: who has trained before and is not ready for this generation, by the rank that it had last.
+def late_veterans(last_places: Iterable[Place], generation: int) -> dict[int, int]:
+    """Of those that live, where each has enlisted last: who is not ready for this generation nor a newer one, by that rank.
 
     Such a process would be, as soon as it is told: one that stays away is stopped. Nobody else may be left who waits for it.
     """
-    known = sorted(rows)
-    ready = {process for number, _, process in known if number == generation}
-    return {
-        rank: process
-        for number, rank, process in known
-        if number < generation and process not in ready
-    }
+    return {rank: process for number, rank, process in sorted(last_places) if number < generation}
+
+
+def is_foremost(first_places: Collection[Place], own: Place) -> bool:
+    """Whether a process has come before all others that live, by where each has enlisted first; it may not have enlisted yet."""
+    mine = min((place for place in first_places if place[2] == own[2]), default=own)
+    return all(place >= mine for place in first_places)

@@ -1,6 +1,6 @@
 """The roster: a small table in shared memory in which the processes of a host that train together find each other.
 
-For each of the last generations a row per rank (process id, start time, ready); the digests of the initial parameters; failures of lanes; which attempt of a step is under way; the wish to stop;
+Who has enlisted for which generation (musters.py); the digests of the initial parameters; failures of lanes; which attempt of a step is under way; the wish to stop;
 values agreed on. Each row is published by its last word. Used by crew.py and transaction.py; decides nothing.
 """
 
@@ -18,9 +18,10 @@ import torch
 from argosy.errors import ConfigError, MismatchError
 from argosy.move import arenas
 from argosy.move.words import Memory
+from argosy.train.musters import PID_BITS as _PID_BITS
+from argosy.train.musters import Muster, room
 from argosy.train.seeds import mix
 
-_TABLES = 4
 _FAILURES = 64
 _AGREEMENTS = 38
 _MOST_AGREEMENTS = 16
@@ -31,7 +32,6 @@ _TITLE, _TAKEN_OVER, _GENERATION = 3 * _LINE, 4 * _LINE, 5 * _LINE
 _FIRST = 6 * _LINE
 EDIT, VERDICT, STOP = 16, 17, 18
 """Agreements of the trainer itself, beyond those of user code."""
-_PID_BITS = 22
 _COUNT_MASK = (1 << 42) - 1
 _MOST_DESCENDANTS = 64
 _BEATS, _ADVANCES, _CROSSINGS = 8, 16, 24
@@ -47,8 +47,8 @@ class Roster:
     ) -> None:
         self._most_ranks = most_ranks
         self._digests_at = _FIRST
-        self._rows_at = _up(self._digests_at + 8 * num_parameters)
-        self._failures_at = self._rows_at + _TABLES * most_ranks * _LINE
+        muster_at = _up(self._digests_at + 8 * num_parameters)
+        self._failures_at = muster_at + room(most_ranks)
         self._winners_at = self._failures_at + _FAILURES * 16
         self._values_at = _up(self._winners_at + 8 * _AGREEMENTS)
         self._arrivals_at = self._values_at + most_ranks * _AGREEMENTS * _VALUE_BYTES
@@ -64,6 +64,7 @@ class Roster:
             raise _another(arena_name)
         self._bytes = region.numpy()
         self._memory = Memory(region, self._arena.fileno())
+        self.muster = Muster(self._memory, muster_at, most_ranks, start_time)
         self._lines = self._memory.numbers(self._arrivals_at, most_ranks * _LINE // 8)
         # A process that had this id before may have left signs: those of this one go on from there, and the greatest is the last.
         counts = (self._signs(word, os.getpid()) for word in (_BEATS, _ADVANCES, _CROSSINGS))
@@ -77,32 +78,15 @@ class Roster:
 
     def enlist(self, generation: int, rank: int) -> None:
         """This process is ready to take part in a generation."""
-        at = self._row(generation, rank)
-        self._memory.store(at + 8, os.getpid())
-        self._memory.store(at + 16, start_time(os.getpid()))
-        self._memory.store(at, generation + 1)
+        self.muster.enlist(generation, rank, os.getpid())
 
     def process_of(self, generation: int, rank: int) -> tuple[int, int] | None:
-        """(process id, start time) of a rank that has enlisted."""
-        at = self._row(generation, rank)
-        if self._memory.load(at) != generation + 1:
-            return None
-        return self._memory.load(at + 8), self._memory.load(at + 16)
+        """(process id, start time) of a rank that has enlisted; one that has ended may have the start time 0."""
+        return self.muster.process_of(generation, rank)
 
     def has_enlisted(self, generation: int, rank: int) -> bool:
         """Whether a rank has."""
-        return self._memory.load(self._row(generation, rank)) == generation + 1
-
-    def rows(self) -> list[tuple[int, int, int]]:
-        """(generation, rank, process id) of all that have enlisted in the last generations and have not ended."""
-        found = []
-        for table in range(_TABLES):
-            for rank in range(self._most_ranks):
-                at = self._row(table, rank)
-                words = [self._memory.load(at + place) for place in (0, 8, 16)]
-                if words[0] and start_time(words[1]) == words[2]:
-                    found.append((words[0] - 1, rank, words[1]))
-        return found
+        return self.muster.pid_of(generation, rank) != 0
 
     # --- the beginning ------------------------------------------------------------------------
 
@@ -282,14 +266,6 @@ class Roster:
     def _value(self, rank: int, place: int) -> int:
         return self._values_at + (rank * _AGREEMENTS + place) * _VALUE_BYTES
 
-    def _row(self, generation: int, rank: int) -> int:
-        if rank >= self._most_ranks:
-            raise ConfigError(
-                f"rank {rank} of at most {self._most_ranks}",
-                fix=f"use at most {self._most_ranks} ranks, or more lanes",
-            )
-        return self._rows_at + (generation % _TABLES * self._most_ranks + rank) * _LINE
-
 
 def start_time(pid: int) -> int:
     """When a process began, in ticks since boot; 0 when there is none. With the id it names a process for good."""
@@ -332,7 +308,7 @@ def _stat(pid: int) -> list[str]:
 
 def _another(name: str) -> MismatchError:
     return MismatchError(
-        f"arena {name!r} belongs to a trainer with another model or other lanes",
+        f"arena {name!r} belongs to a trainer with another model, other lanes or another version of Argosy",
         fix="make one trainer per run with the same arguments on every rank",
     )
 

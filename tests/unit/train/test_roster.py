@@ -1,11 +1,12 @@
-"""Signs of life in the table of ranks."""
+"""Who is there, and signs of life in the table of ranks."""
 
 import itertools
 import os
 
 import pytest
 
-from argosy.train.roster import Roster
+from argosy.errors import MismatchError
+from argosy.train.roster import Roster, start_time
 
 names = (f"roster-{number}" for number in itertools.count())
 
@@ -50,11 +51,32 @@ def test_what_an_earlier_process_of_the_same_id_has_left_is_not_taken_for_this_o
     assert not later.is_outside(pid)
 
 
-def test_rows_are_of_processes_that_live(roster):
+def test_one_that_has_enlisted_is_known_by_its_process_and_for_that_generation_alone(roster):
     roster.enlist(5, 3)
-    assert roster.rows() == [(5, 3, os.getpid())]
+    assert roster.process_of(5, 3) == (os.getpid(), start_time(os.getpid()))
     assert roster.has_enlisted(5, 3)
     assert not roster.has_enlisted(1, 3)
+    assert roster.process_of(1, 3) is None
+
+
+def test_one_that_lives_is_remembered_when_another_has_had_its_rank_for_many_generations(
+    roster, monkeypatch
+):
+    own, other = os.getpid(), os.getppid()
+    roster.enlist(1, 3)
+    monkeypatch.setattr(os, "getpid", lambda: other)
+    for generation in range(2, 10):
+        roster.enlist(generation, 3)
+        assert roster.process_of(generation, 3) == (other, start_time(other))
+    assert sorted(roster.muster.last_places()) == [(1, 3, own), (9, 3, other)]
+    assert sorted(roster.muster.first_places()) == [(1, 3, own), (2, 3, other)]
+
+
+def test_a_table_of_another_size_is_refused():
+    name = next(names)
+    Roster(name, most_ranks=4, num_parameters=1, title=7)
+    with pytest.raises(MismatchError, match="another version"):
+        Roster(name, most_ranks=5, num_parameters=1, title=7)
 
 
 def test_one_whose_loop_is_over_is_outside_until_it_takes_a_step_again(roster):
