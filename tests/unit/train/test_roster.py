@@ -76,7 +76,7 @@ def test_a_table_of_another_size_is_refused():
     name = next(names)
     Roster(name, most_ranks=4, num_parameters=1, title=7)
     with pytest.raises(MismatchError, match="another version"):
-        Roster(name, most_ranks=5, num_parameters=1, title=7)
+        Roster(name, most_ranks=4, num_parameters=9, title=7)
 
 
 def test_one_whose_loop_is_over_is_outside_until_it_takes_a_step_again(roster):
