@@ -72,7 +72,10 @@ class Muster:
         pid = self.pid_of(generation, rank)
         for at in self._records if pid else ():
             who = self._words.load(at)
-            if who & _PID_MASK == pid and _generation_of(self._words.load(at + _FIRST)) <= generation:
+            if (
+                who & _PID_MASK == pid
+                and _generation_of(self._words.load(at + _FIRST)) <= generation
+            ):
                 return pid, who >> PID_BITS
         return (pid, 0) if pid else None
 

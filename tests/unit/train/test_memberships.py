@@ -29,7 +29,9 @@ def test_one_that_is_ready_for_a_newer_generation_than_who_asks_knows_is_not_lat
 
 def test_of_those_without_a_place_exactly_one_is_foremost_whatever_each_was_told_since():
     places = [(4, 1, 100), (5, 0, 200)]
-    assert is_foremost(places, (5, 1, 100))  # it has enlisted for its place before, and has another by now
+    assert is_foremost(
+        places, (5, 1, 100)
+    )  # it has enlisted for its place before, and has another by now
     assert not is_foremost(places, (5, 0, 200))
     assert not is_foremost(places, (6, 0, 300))
     assert is_foremost([], (6, 0, 300))
