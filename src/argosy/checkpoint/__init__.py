@@ -18,7 +18,7 @@ _PUBLIC = {
     "PerRank": "registry",
     "Rules": "loading",
     "SaveHandle": "handles",
-    "Writing": "background",
+    "Writing": "deliveries",
 }
 
 __all__ = [

@@ -16,17 +16,29 @@ from typing import Any, Literal, NoReturn, overload
 import msgspec
 import torch
 
-from argosy.checkpoint import commits, groups, manifests, names, records, saving, signatures
-from argosy.checkpoint.background import Background, Writing, paced
+from argosy.checkpoint import (
+    commits,
+    groups,
+    lending,
+    manifests,
+    names,
+    records,
+    saving,
+    signatures,
+)
+from argosy.checkpoint.background import Background
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.books import Book
 from argosy.checkpoint.captures import capture
 from argosy.checkpoint.catalogue import Catalogue
 from argosy.checkpoint.cleaning import Cleaner
 from argosy.checkpoint.commits import Store
+from argosy.checkpoint.deliveries import Deliveries, Writing, paced
+from argosy.checkpoint.events import Advance, Event, Listener, Watcher, What
 from argosy.checkpoint.guards import Guards
 from argosy.checkpoint.handles import SaveHandle, Stage
 from argosy.checkpoint.intervals import Interval
+from argosy.checkpoint.lending import Loan
 from argosy.checkpoint.loading import Loaded, Rules, load
 from argosy.checkpoint.manifests import Parent
 from argosy.checkpoint.opened import Opened
@@ -58,45 +70,6 @@ from argosy.errors import (
 _LOG = logging.getLogger("argosy.checkpoint")
 _REMEMBERED = 16
 """Steps of which it is known when they were begun, for the events that come long after."""
-
-
-What = Literal[
-    "requested",
-    "staged",
-    "durable",
-    "uploaded",
-    "copied",
-    "failed",
-    "upload_failed",
-    "copy_failed",
-]
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a save."""
-
-    what: What
-    step: int
-    seconds: float
-    """Since it was requested."""
-    detail: str = ""
-
-
-Listener = Callable[[Event], None]
-
-
-class Advance(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a save is."""
-
-    step: int
-    what: Literal["written", "uploaded", "copied"]
-    num_bytes: int
-    """On their way, by the last news."""
-    total_bytes: int = 0
-    """Of this process's share; 0: not known."""
-
-
-Watcher = Callable[[Advance], None]
 
 
 class _Hops(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +128,7 @@ class Checkpointer:
             files=files, threads=self._writing.threads, shards=self._writing.shards
         )
         self._rate = Rate()
+        self._deliveries: Deliveries | None = None
         self._background: Background | None = None
         self._plans = saving.Plans()
 
@@ -201,27 +175,12 @@ class Checkpointer:
         begun = time.monotonic()
         if self._background is not None:
             self._background.wait() if wait else self._background.raise_failed()
-        self._senders.raise_failed()
-        self._say("requested", step, begun)
-        self._schedule.requested(step)
-        facts = Facts(
-            step=step,
-            run=self._run,
-            parent=self._parent,
-            world=self._group.size,
-            metrics=records.finite(metrics or {}),
-            attachments=dict(attachments or {}),
-            signing_key=self._signing_key,
-        )
+        facts = self._requested(step, begun, metrics, attachments)
 
         def gather() -> Book:
             if wait:
                 self.cleaner.wait()
-            self._lock()
-            book = Book(self._group.rank)
-            for part in parts_of(state, with_streams=streams).values():
-                part.gather(book)
-            return book
+            return self._gathered(state, streams)
 
         path = self.path / names.step_name(step)
         try:
@@ -246,6 +205,63 @@ class Checkpointer:
         self._become_durable(step, crc32c, begun)
         self._schedule.saved(time.monotonic() - begun)
         return path
+
+    def save_lent(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        loan: Loan,
+        *,
+        metrics: Mapping[str, float] | None = None,
+    ) -> SaveHandle:
+        """Save a state from memory that is left as it is until the handle is done: nothing of what was lent is copied, and the writer process does all the rest.
+
+        For one process alone. Whatever goes wrong from here on is raised by the handle alone.
+        """
+        begun = time.monotonic()
+        facts = self._requested(step, begun, metrics)
+
+        def prepare() -> saving.Prepared:
+            self.cleaner.wait()
+            gather = partial(self._gathered, state, False)
+            store = self._opened_store()
+            return saving.prepare(store, facts, gather, self._group, self._settings, self._plans)
+
+        handle = SaveHandle(step, self.path / names.step_name(step))
+        handle.is_reported = True
+        try:
+            lending.lend(self._delivered(), prepare, handle, loan)
+        except BaseException as failure:
+            self._say("failed", step, begun, str(failure))
+            raise
+        return handle
+
+    def _requested(
+        self,
+        step: int,
+        begun: float,
+        metrics: Mapping[str, float] | None,
+        attachments: Mapping[str, bytes] | None = None,
+    ) -> Facts:
+        self._senders.raise_failed()
+        self._say("requested", step, begun)
+        self._schedule.requested(step)
+        return Facts(
+            step=step,
+            run=self._run,
+            parent=self._parent,
+            world=self._group.size,
+            metrics=records.finite(metrics or {}),
+            attachments=dict(attachments or {}),
+            signing_key=self._signing_key,
+        )
+
+    def _gathered(self, state: Mapping[str, Any], with_streams: bool) -> Book:
+        self._lock()
+        book = Book(self._group.rank)
+        for part in parts_of(state, with_streams=with_streams).values():
+            part.gather(book)
+        return book
 
     def _save_beside(
         self,
@@ -416,6 +432,8 @@ class Checkpointer:
         finally:
             if background is not None:
                 background.close()
+            if self._deliveries is not None:
+                self._deliveries.writer.close()
             self._senders.close()
             if self._joined is not None:
                 self._joined.close()
@@ -448,10 +466,15 @@ class Checkpointer:
 
     def _saves(self) -> Background:
         if self._background is None:
-            self._background = Background(
+            self._background = Background(self._delivered())
+        return self._background
+
+    def _delivered(self) -> Deliveries:
+        if self._deliveries is None:
+            self._deliveries = Deliveries(
                 self.path, self._group, self._settings, self._writing, self._hear, self._hear_bytes
             )
-        return self._background
+        return self._deliveries
 
     def _hear(self, handle: SaveHandle, stage: Stage, crc32c: int | None) -> None:
         """What became of a save beside training; in one of its threads."""

@@ -37,7 +37,7 @@ class TensorSource:
         if duty.fragments is not None or duty.start < len(file.header):
             return None
         slot = file.slots[self._first(duty)]
-        base = self._plain(slot) if duty.stop <= slot.stop else None
+        base = self.address_of(slot) if duty.stop <= slot.stop else None
         if base is None or (base + duty.start - slot.offset) % ALIGNMENT:
             return None
         return base + duty.start - slot.offset
@@ -59,7 +59,7 @@ class TensorSource:
             first, last = block_range(slot, duty.start, duty.stop)
             if first >= last:
                 continue
-            base = self._plain(slot)
+            base = self.address_of(slot)
             target = address + slot.offset + first * slot.item_bytes - duty.start
             if base is not None:
                 source = base + first * slot.item_bytes
@@ -77,7 +77,7 @@ class TensorSource:
         """Number of the first slot that may have bytes in the block."""
         return max(0, bisect_right(self._starts[duty.file], duty.start) - 1)
 
-    def _plain(self, slot: Slot) -> int | None:
+    def address_of(self, slot: Slot) -> int | None:
         """Address of a tensor that this process holds whole and row-major."""
         entry = self._entries[slot.name]
         if len(entry.held) != 1:
@@ -89,6 +89,12 @@ class TensorSource:
             return None
         buffer = entry.buffers[held.buffer]
         return buffer.data_ptr() + held.start * slot.item_bytes
+
+    def gather(self, file: FileImage, place: int, address: int) -> None:
+        """One whole tensor, row-major, at an address."""
+        slot = file.slots[place]
+        box = Box((0,) * len(slot.shape), slot.shape)
+        self._add(file, Duty(0, slot.offset, slot.stop), Fragment(place, box), address)
 
     def _add(self, file: FileImage, duty: Duty, fragment: Fragment, address: int) -> None:
         if fragment.slot == HEADER:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from argosy.checkpoint.headers import ALIGNMENT
 from argosy.checkpoint.layouts import FileImage, Image, Slot
 from argosy.checkpoint.ranges import runs_of_box
 from argosy.checkpoint.shares import HEADER, Duty, block_range
@@ -61,6 +63,7 @@ class ReadSource(ABC):
 
     def __init__(self, image: Image) -> None:
         self._image = image
+        self._starts = [[slot.offset for slot in file.slots] for file in image.files]
 
     def view(self, duty: Duty) -> int | None:
         """Never in memory."""
@@ -72,7 +75,9 @@ class ReadSource(ABC):
         if duty.start < len(file.header):
             header = file.header[duty.start : duty.stop]
             ctypes.memmove(address, header, len(header))
-        for slot in file.slots:
+        for slot in file.slots[self._first(duty) :]:
+            if slot.offset >= duty.stop:
+                break
             first, last = block_range(slot, duty.start, duty.stop)
             if first < last:
                 at = address + slot.offset + first * slot.item_bytes - duty.start
@@ -83,9 +88,35 @@ class ReadSource(ABC):
         """Names, for errors."""
         return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
 
+    def _first(self, duty: Duty) -> int:
+        """Number of the first slot that may have bytes in the block."""
+        return max(0, bisect_right(self._starts[duty.file], duty.start) - 1)
+
     @abstractmethod
     def _read(self, slot: Slot, first: int, last: int, address: int) -> None:
         """Bring elements [first, last) of a tensor to an address."""
+
+
+class LentSource(ReadSource):
+    """Tensors that each lie whole and row-major somewhere in memory that nobody writes meanwhile."""
+
+    def __init__(self, image: Image, addresses: Mapping[str, int]) -> None:
+        super().__init__(image)
+        self._addresses = addresses
+
+    def view(self, duty: Duty) -> int | None:
+        """Only a block inside one tensor whose memory is aligned as the file's is."""
+        file = self._image.files[duty.file]
+        if duty.start < len(file.header):
+            return None
+        slot = file.slots[self._first(duty)]
+        address = self._addresses[slot.name] + duty.start - slot.offset
+        return address if duty.stop <= slot.stop and not address % ALIGNMENT else None
+
+    def _read(self, slot: Slot, first: int, last: int, address: int) -> None:
+        size = slot.item_bytes
+        source = self._addresses[slot.name] + first * size
+        ctypes.memmove(address, source, (last - first) * size)
 
 
 class StagedSource:

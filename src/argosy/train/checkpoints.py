@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from argosy.checkpoint.background import Writing
+from argosy.checkpoint.deliveries import Writing
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.tiers.settings import Objects

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from argosy.checkpoint.lending import Memory
 from argosy.errors import ConfigError, MismatchError
 from argosy.move import arenas
 from argosy.train.stateplan import (
@@ -53,6 +54,11 @@ class Hold:
         except BaseException:
             os.close(self._own)
             raise
+
+    @property
+    def descriptor(self) -> int:
+        """Whoever is given it holds too, until both have let go or one has released."""
+        return self._own
 
     def release(self) -> None:
         """Give it back; a child that was forked meanwhile has a copy of the descriptor."""
@@ -96,6 +102,11 @@ class Weights:
             shape, kind = shapes[name]
             place = base + offsets[name]
             self.tensors[name] = self._arena.at(place, shape, kind, _strides(parameter))
+
+    @property
+    def memory(self) -> Memory:
+        """Of those that no version lends."""
+        return _memory(self._arena)
 
     def fill(self) -> None:
         """Put the module's own values in, but for those that a version has."""
@@ -154,6 +165,12 @@ class Version:
             return Hold(self._arena, is_waiting=False)
         except BlockingIOError:
             return None
+
+    def memories(self) -> list[Memory]:
+        """In which its tensors and images lie, where it has them for itself."""
+        return [
+            _memory(arena) for arena in (self._arena, *(one for one, _ in self._images.values()))
+        ]
 
     def _map(self) -> list[torch.Tensor]:
         return [
@@ -281,6 +298,10 @@ class Memories:
         stale = [(to, value) for to, value in pairs if to is not None and to is not value]
         if stale:
             torch._foreach_copy_([to for to, _ in stale], [value for _, value in stale])
+
+
+def _memory(arena: arenas.Arena) -> Memory:
+    return Memory(arena.fileno(), arena.address, arena.memory.nbytes)
 
 
 def _region(arena: arenas.Arena, num_bytes: int) -> int:

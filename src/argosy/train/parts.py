@@ -18,7 +18,7 @@ import torch
 
 from argosy import data as sources
 from argosy.checkpoint import names
-from argosy.checkpoint.checkpointer import Advance, Event
+from argosy.checkpoint.events import Advance, Event
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange

@@ -1,7 +1,8 @@
 """Saves of a trainer: beside training while a version is pinned, on a stop, at the end, before a failure.
 
 The first of the living ranks saves; the others need not know. A pinned version is not written again until it is saved, so nothing is copied and no step waits: updates go on in other slots.
-What is saved is a checkpoint like any other (storedstate.py). Called by parts.py at the beginning of each turn; a rank that dies in the middle leaves nothing, and the next one saves.
+The writer process reads what is pinned, and finishes when the rank that asked has died; until then it has the rank's hold, and no other rank saves.
+What is saved is a checkpoint like any other (storedstate.py). Called by parts.py at the beginning of each turn.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ import msgspec
 
 from argosy.checkpoint import names
 from argosy.checkpoint.boards import Group
-from argosy.checkpoint.checkpointer import Checkpointer, Event
+from argosy.checkpoint.checkpointer import Checkpointer
+from argosy.checkpoint.events import Event
 from argosy.checkpoint.intervals import Failures, Interval
+from argosy.checkpoint.lending import Loan
 from argosy.checkpoint.loading import Loaded
 from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.settings import Peers
@@ -243,10 +247,12 @@ class Saver:
         hold.release()
 
     def _save_pinned(self, version: int, stored: StoredVersion, hold: Hold) -> None:
-        """In a thread of its own, while updates go on in other slots."""
+        """In a thread of its own, which waits for the writer process while updates go on in other slots."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        memories = (*stored.memories(), self._memories.weights.memory)
+        loan = Loan(memories, holds=(hold.descriptor,))
         try:
-            self._said_when_failed(stored, self._write)
+            self._said_when_failed(stored, partial(self._lend, loan))
         finally:
             self._leave(version, hold)
         seconds = time.monotonic() - self._began_at
@@ -283,6 +289,13 @@ class Saver:
             self._record.note()
         if self.listener is not None:
             self.listener(event)
+
+    def _lend(self, loan: Loan, stored: StoredVersion) -> None:
+        if not self.has(stored.step):
+            handle = self.checkpointer.save_lent(
+                stored.step, {KEY: stored}, loan, metrics=stored.metrics
+            )
+            handle.wait()
 
     def _write(self, stored: StoredVersion) -> Path:
         if not self.has(stored.step):

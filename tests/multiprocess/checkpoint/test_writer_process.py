@@ -82,7 +82,7 @@ def test_a_killed_writer_is_an_error_and_the_next_save_has_another(tmp_path):
         checkpointer.save(1, {"x": value(1)})
         handle = checkpointer.save(2, {"x": value(2)}, wait=False)
         handle.wait("staged", timeout=30)
-        killed = checkpointer._background._writer.writer_pid
+        killed = checkpointer._deliveries.writer.writer_pid
         assert killed
         os.kill(killed, signal.SIGKILL)
         with pytest.raises(WriterLost, match=f"process {killed} has ended"):
@@ -111,7 +111,7 @@ def test_ranks_of_a_host_share_a_writer_and_commit_one_checkpoint(tmp_path):
                 own.zero_()
             for handle in handles:
                 handle.wait(timeout=30)
-            tell(checkpointer._background._writer.writer_pid)
+            tell(checkpointer._deliveries.writer.writer_pid)
 
     children = [child_of(lambda tell, rank=rank: rank_of(rank, tell)) for rank in range(2)]
     writers = [number_from(reading) for _, reading in children]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from argosy.checkpoint import Checkpointer, Writing
-from argosy.checkpoint.checkpointer import Advance
+from argosy.checkpoint.events import Advance
 from argosy.checkpoint.writer import pacing
 from argosy.protocol.advances import describe_advance, describe_fact
 

@@ -14,7 +14,7 @@ from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.votes import Common
 from argosy.checkpoint.writer import messages, serving
 from argosy.checkpoint.writer.client import WriterLost, error_of
-from argosy.checkpoint.writer.messages import Failed, Hello, Job, Memory, Progress
+from argosy.checkpoint.writer.messages import Failed, Hello, Job, Memory, Progress, Staged
 from argosy.checkpoint.writer.pacing import Pace, Rate
 from argosy.errors import ClusterError, HomeError, ProtocolError, TimedOut
 from argosy.move.boxes import Box
@@ -37,9 +37,7 @@ def job(count):
     duties = plan_shares(image, holders, [0])[0]
     return Job(
         number=1,
-        memory=0,
-        sequence=2,
-        places=[0] * len(duties),
+        source=Staged(memory=0, sequence=2, places=[0] * len(duties)),
         duties=duties,
         outline=outline_of(Facts(step=5, attachments={"a": b"\xff"}), image, common),
         store="/somewhere",

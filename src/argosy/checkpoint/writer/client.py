@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from argosy.checkpoint import boards, names, processes, sockets
@@ -26,6 +26,7 @@ from argosy.checkpoint.writer.messages import (
     Job,
     Memory,
     Progress,
+    Staged,
     Welcome,
 )
 from argosy.errors import ArgosyError, ClusterError, ProtocolError
@@ -76,9 +77,13 @@ class WriterClient:
                 thread.start()
 
     def submit(
-        self, job: Job, place: int, slot: SnapshotSlot, lock: int | None, told: Told
+        self,
+        job: Job,
+        descriptors: Sequence[int],
+        told: Told,
+        slot: SnapshotSlot | None = None,
     ) -> None:
-        """Hand over a job from the slot at a place; when this returns the writer finishes it whatever happens to this process.
+        """Hand over a job with what it needs, and the slot that a snapshot lies in; when this returns the writer finishes it whatever happens to this process.
 
         `told` hears of its progress and its end, in another thread.
         """
@@ -88,15 +93,19 @@ class WriterClient:
             assert link is not None
             accepted = threading.Event()
             try:
-                if self._given.get(place) is not slot:
-                    messages.send(link, Memory(number=place), slot.descriptor)
-                    self._given[place] = slot
+                if slot is not None and isinstance(job.source, Staged):
+                    self._give(link, job.source.memory, slot)
                 self._jobs[job.number] = told, accepted
-                messages.send(link, job, *([] if lock is None else [lock]))
+                messages.send(link, job, *descriptors)
             except OSError:
                 pass  # the listening thread sees the end too, and tells
         if not accepted.wait(_START_SECONDS):
             raise WriterLost(f"the writer process {self._writer_pid} does not answer")
+
+    def _give(self, link: socket.socket, place: int, slot: SnapshotSlot) -> None:
+        if self._given.get(place) is not slot:
+            messages.send(link, Memory(number=place), slot.descriptor)
+            self._given[place] = slot
 
     def next_number(self) -> int:
         """For a job."""

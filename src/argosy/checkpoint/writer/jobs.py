@@ -1,4 +1,4 @@
-"""One job of the writer process: blocks from a slot to the disk, then the vote, the commit or the wait for it.
+"""One job of the writer process: blocks from its memory to the disk, then the vote, the commit or the wait for it.
 
 Whatever goes wrong is told to the other processes of the save and leaves nothing behind. Called by serving.py.
 """
@@ -11,14 +11,13 @@ from argosy.checkpoint import directio, manifests, together
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.directio import FILES
-from argosy.checkpoint.slots import SnapshotSlot
-from argosy.checkpoint.sources import StagedSource
 from argosy.checkpoint.together import Settings
+from argosy.checkpoint.writer.memories import JobMemory
 from argosy.checkpoint.writer.messages import Job
 from argosy.checkpoint.writer.pacing import Pace
 
 
-def carry_out(job: Job, slot: SnapshotSlot, pace: Pace) -> int | None:
+def carry_out(job: Job, memory: JobMemory, pace: Pace) -> int | None:
     """Write it and see it committed; the manifest's CRC from the one that commits."""
     image, step = job.outline.image, job.outline.facts.step
     store = Store(Path(job.store))
@@ -30,14 +29,14 @@ def carry_out(job: Job, slot: SnapshotSlot, pace: Pace) -> int | None:
         seconds = min(job.seconds, job.deadline_seconds)
         group = Group(job.rank, job.size, job.session, seconds=seconds)
         try:
-            slot.check(job.sequence)
-            source = StagedSource(image, job.duties, job.places, slot.address)
+            memory.check()
+            source = memory.source(image, job.duties)
             settings = Settings(
                 files=FILES,
                 threads=job.threads,
                 pace=pace,
                 is_incremental=job.is_incremental,
-                confirm=lambda: slot.check(job.sequence),
+                confirm=memory.check,
             )
             data = together.write(staging, job.outline, job.duties, source, group, settings)
         except BaseException as failure:

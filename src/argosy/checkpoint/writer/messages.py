@@ -16,10 +16,10 @@ from argosy.checkpoint.records import Outline
 from argosy.checkpoint.shares import Duty
 from argosy.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 _HEAD = struct.Struct("<QB")
 _MOST_BYTES = 1 << 30
-_MOST_DESCRIPTORS = 4
+_MOST_DESCRIPTORS = 16
 
 T = TypeVar("T")
 
@@ -37,13 +37,28 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
     number: int
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
-    """Blocks to be written from a slot, and how the save ends. A descriptor beside it is the store's lock."""
+class Staged(msgspec.Struct, frozen=True, kw_only=True, tag="staged"):
+    """The bytes lie in a slot, laid out by duties."""
 
-    number: int
     memory: int
     sequence: int
     places: list[int]
+
+
+class Lent(msgspec.Struct, frozen=True, kw_only=True, tag="lent"):
+    """The bytes lie in memory that is left as it is until the job is over: the first descriptors beside it."""
+
+    memories: int
+    """How many."""
+    places: dict[str, tuple[int, int]]
+    """By tensor: the number of its memory, and its first byte there."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
+    """Blocks to be written, and how the save ends. Descriptors beside it, behind those of its memory, are locks: held until it is over, given up in their order."""
+
+    number: int
+    source: Staged | Lent
     duties: list[Duty]
     outline: Outline
     store: str

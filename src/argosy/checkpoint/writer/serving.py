@@ -17,6 +17,7 @@ from argosy.checkpoint import names, sockets
 from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.writer import messages
 from argosy.checkpoint.writer.jobs import carry_out
+from argosy.checkpoint.writer.memories import JobMemory, LentMemory, StagedMemory
 from argosy.checkpoint.writer.messages import (
     Accepted,
     Durable,
@@ -25,6 +26,7 @@ from argosy.checkpoint.writer.messages import (
     Job,
     Memory,
     Progress,
+    Staged,
     Welcome,
 )
 from argosy.checkpoint.writer.pacing import Pace, Rate
@@ -91,9 +93,7 @@ class _Rank:
         self._rate = rate
         self._sending = threading.Lock()
         self._slots: dict[int, SnapshotSlot] = {}
-        self._jobs: queue.SimpleQueue[tuple[Job, SnapshotSlot, list[int]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[tuple[Job, JobMemory, list[int]] | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, daemon=True)
         self._worker.start()
 
@@ -105,13 +105,30 @@ class _Rank:
                 # The rank makes larger memory only when no job uses the old one.
                 old.close()
             self._slots[said.number] = SnapshotSlot(descriptors[0], is_writable=False)
-        elif isinstance(said, Job) and said.memory in self._slots:
-            self._jobs.put((said, self._slots[said.memory], descriptors))
-            self._say(Accepted(number=said.number))
+        elif isinstance(said, Job) and self._has_memory(said, descriptors):
+            self._accept(said, descriptors)
         else:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _close(descriptors)
             raise ProtocolError(f"{type(said).__name__} was not expected")
+
+    def _has_memory(self, job: Job, descriptors: list[int]) -> bool:
+        if isinstance(job.source, Staged):
+            return job.source.memory in self._slots
+        return 0 < job.source.memories <= len(descriptors)
+
+    def _accept(self, job: Job, descriptors: list[int]) -> None:
+        memory: JobMemory
+        if isinstance(job.source, Staged):
+            memory, locks = StagedMemory(job.source, self._slots[job.source.memory]), descriptors
+        else:
+            lent, locks = descriptors[: job.source.memories], descriptors[job.source.memories :]
+            try:
+                memory = LentMemory(job.source, lent)
+            except ProtocolError:
+                _close(locks)
+                raise
+        self._jobs.put((job, memory, locks))
+        self._say(Accepted(number=job.number))
 
     def finish(self) -> None:
         """The rank has gone: carry out what it left, and let its memory go."""
@@ -122,16 +139,16 @@ class _Rank:
 
     def _work(self) -> None:
         while (one := self._jobs.get()) is not None:
-            job, slot, descriptors = one
+            job, memory, locks = one
             try:
-                answer = self._carry_out(job, slot)
+                answer = self._carry_out(job, memory)
             finally:
+                memory.close()
                 # The store's lock is held for as long as the job: nobody sweeps its directory away. Who hears of its end finds the store free.
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                _close(locks)
             self._say(answer)
 
-    def _carry_out(self, job: Job, slot: SnapshotSlot) -> Durable | Failed:
+    def _carry_out(self, job: Job, memory: JobMemory) -> Durable | Failed:
         begun, cpu = time.monotonic(), time.process_time()
 
         def tell(num_bytes: int) -> None:
@@ -139,7 +156,7 @@ class _Rank:
 
         pace = Pace(self._rate, job.bytes_per_second, job.deadline_seconds, tell)
         try:
-            crc = carry_out(job, slot, pace)
+            crc = carry_out(job, memory, pace)
         except ArgosyError as failure:
             kind = type(failure).__name__
             return Failed(number=job.number, kind=kind, what=failure.what, fix=failure.fix)
@@ -158,6 +175,11 @@ class _Rank:
                 messages.send(self._link, answer)
         except OSError:
             pass  # the rank is dead; its job is not
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _greet(link: socket.socket) -> bool:

@@ -1,0 +1,213 @@
+"""A state in memory that was lent is saved from where it lies by the writer process, which finishes and holds it though its owner is killed."""
+
+import fcntl
+import os
+import signal
+
+import pytest
+import torch
+
+from argosy.checkpoint import Checkpointer, Writing
+from argosy.checkpoint.directio import Files
+from argosy.checkpoint.lending import Loan, Memory
+from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.writer.client import WriterLost, wait_gone
+from argosy.move import arenas
+
+pytestmark = pytest.mark.multiprocess
+
+SLOW = Writing(bytes_per_second=24e6)
+COUNT = 6_000_000
+
+
+@pytest.fixture
+def arena():
+    with arenas.create("lent", 64 << 20) as found:
+        yield found
+
+
+def loan_of(arena, *holds):
+    return Loan((Memory(arena.fileno(), arena.address, arena.memory.nbytes),), holds)
+
+
+def large(arena, step):
+    return arena.empty((COUNT,), torch.float32, name="x").fill_(float(step))
+
+
+def held(arena):
+    """A lock on the arena's memory that other processes see."""
+    descriptor = os.open(f"/proc/self/fd/{arena.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def test_what_was_lent_and_what_lies_elsewhere_is_saved_as_it_is(tmp_path, arena):
+    state = {
+        "lent": torch.arange(COUNT, dtype=torch.float32, out=large(arena, 0)),
+        "other": torch.arange(70_000).reshape(700, 100),
+        "turned": torch.arange(12.0).reshape(3, 4).t(),
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "empty": torch.empty(0, 3),
+        "word": "text",
+    }
+    with Checkpointer(tmp_path) as checkpointer:
+        handle = checkpointer.save_lent(3, state, loan_of(arena), metrics={"loss": 2.0})
+        assert handle.wait(timeout=60) == tmp_path / "step-000000003"
+        assert handle.how == "lent"
+        assert "writer_seconds" in handle.statistics(), "the writer process has written it"
+        # Unchanged files are linked, as in any other save.
+        checkpointer.save_lent(4, state, loan_of(arena)).wait(timeout=60)
+        assert checkpointer.catalogue.verify(3).faults == []
+        assert checkpointer.catalogue.verify(4).faults == []
+        room = {
+            key: torch.zeros_like(one) if isinstance(one, torch.Tensor) else None
+            for key, one in state.items()
+        }
+        loaded = checkpointer.load(room, 4, streams=False)
+    assert loaded.step == 4
+    for key, one in state.items():
+        if isinstance(one, torch.Tensor):
+            assert torch.equal(room[key], one), key
+    assert wait_gone(tmp_path, 10)
+
+
+def test_a_killed_owner_s_save_is_finished_and_its_hold_kept_until_then(tmp_path, arena):
+    x = large(arena, 2)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            signal.alarm(60)
+            torch.set_num_threads(1)
+            checkpointer = Checkpointer(tmp_path, writing=SLOW)
+            handle = checkpointer.save_lent(2, {"x": x}, loan_of(arena, held(arena)))
+            handle.wait("staged")
+            os.write(writing, b"n" if handle.is_done else b"y")
+            signal.pause()
+        finally:
+            os._exit(70)
+    os.close(writing)
+    assert os.read(reading, 1) == b"y"
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with pytest.raises(BlockingIOError):
+        os.close(held(arena))
+    assert not (tmp_path / "step-000000002").exists()
+    descriptor = os.open(f"/proc/self/fd/{arena.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    # Who holds it next finds the store free.
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer._opened_store().lock("next", patience_seconds=0.0)
+        found = torch.zeros(COUNT)
+        assert checkpointer.load({"x": found}).step == 2
+    os.close(descriptor)
+    assert torch.equal(found, torch.full((COUNT,), 2.0))
+    assert Listing(tmp_path).steps() == [2]
+    assert wait_gone(tmp_path, 10)
+
+
+def test_a_killed_writer_is_the_handle_s_error_and_the_next_save_has_another(tmp_path, arena):
+    x = large(arena, 1)
+    with Checkpointer(tmp_path, writing=SLOW) as checkpointer:
+        handle = checkpointer.save_lent(1, {"x": x}, loan_of(arena))
+        handle.wait("staged", timeout=30)
+        os.kill(checkpointer._deliveries.writer.writer_pid, signal.SIGKILL)
+        with pytest.raises(WriterLost):
+            handle.wait(timeout=30)
+        assert not [name for name in os.listdir(tmp_path) if name.startswith(".staging")]
+        checkpointer.save_lent(2, {"x": x}, loan_of(arena)).wait(timeout=30)
+        assert checkpointer.steps() == [2]
+        assert checkpointer.catalogue.verify(2).faults == []
+    assert wait_gone(tmp_path, 10)
+
+
+def test_without_a_writer_this_process_saves_what_was_lent(tmp_path, arena):
+    class Own(Files):
+        pass
+
+    x = large(arena, 5)
+    with Checkpointer(tmp_path, writing=Writing(files=Own())) as checkpointer:
+        handle = checkpointer.save_lent(5, {"x": x}, loan_of(arena))
+        assert handle.is_done
+        assert checkpointer.catalogue.verify(5).faults == []
+    assert not [name for name in os.listdir(tmp_path) if "sock" in name]
+
+
+TRAINS = """
+import os
+import signal
+
+import torch
+import argosy as ar
+from argosy.checkpoint import Keep, Writing
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, place):
+        return {"x": torch.full((4,), float(place))}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.table = torch.nn.Parameter(torch.ones(4_000_000))
+        self.frozen = torch.nn.Parameter(torch.arange(1_000_000.0), requires_grad=False)
+
+    def forward(self, x):
+        return self.layer(x) * self.table.mean()
+
+
+def loss(model, batch):
+    return model(batch.x).sum(), batch.x.shape[0]
+
+
+def main(run):
+    trainer = run.trainer(
+        model=Model(),
+        data=Rows(),
+        loss=loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=1e-6, momentum=0.9),
+        batch_size=8,
+        lanes=2,
+        checkpoints=ar.Checkpoints(
+            every=2, keep=Keep(last=99), writing=Writing(bytes_per_second=40e6)
+        ),
+    )
+    saver, marker = trainer.parts.saver, run.directory / "killed"
+    told = saver.listener
+
+    def hear(event):
+        if event.what == "staged" and event.step == 2 and not marker.exists():
+            marker.write_text(str((saver.path / "step-000000002").exists()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        told(event)
+
+    saver.listener = hear
+    for step in trainer.steps(8):
+        step()
+
+
+if __name__ == "__main__":
+    ar.launch(main)
+"""
+
+
+def test_a_save_that_a_killed_rank_has_begun_is_finished_beside_training(argosy):
+    run = argosy.detach("-n", "2", argosy.script("trains.py", TRAINS))
+    ended = argosy.wait_ended(run)
+    assert ended["outcome"] == "succeeded", argosy("why", run).stdout
+    directory = ended["directory"]
+    with open(f"{directory}/killed") as marker:
+        assert marker.read() == "False", "it was not written yet when its rank was killed"
+    with Checkpointer(f"{directory}/checkpoints") as checkpointer:
+        assert {2, 8} <= set(checkpointer.steps())
+        for step in checkpointer.steps():
+            assert checkpointer.catalogue.verify(step).faults == []
+        with checkpointer.open(2) as opened:
+            assert torch.equal(opened.tensor("frozen").read(), torch.arange(1_000_000.0))
