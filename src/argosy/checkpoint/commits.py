@@ -33,7 +33,9 @@ class Store:
         self._files = files
         self._lock: int | None = None
         self._locked_by = 0
-        """The process that gives the lock back to all; none once it is lent."""
+        """The process that gives the lock back to all, unless it is lent."""
+        self._lent: set[str] = set()
+        """Staging directories for which it is; threads add and remove."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -49,10 +51,14 @@ class Store:
         """What the disk has left for an ordinary user."""
         return self._files.free_bytes(self.fd)
 
-    def lend_lock(self) -> int | None:
+    def lend_lock(self, staging: str) -> int | None:
         """For a process that finishes a save of this session: the lock is held until both have let go."""
-        self._locked_by = 0
+        self._lent.add(staging)
         return self._lock
+
+    def lock_came_back(self, staging: str) -> None:
+        """That process has let go."""
+        self._lent.discard(staging)
 
     def lock(self, owner: str = "", *, patience_seconds: float = 0.0) -> None:
         """Be the one session that saves here; ConfigError names the other. The kernel frees it when the process ends.
@@ -142,7 +148,7 @@ class Store:
     def close(self) -> None:
         """Give the lock and the directory back."""
         if self._lock is not None:
-            if self._locked_by == os.getpid():
+            if self._locked_by == os.getpid() and not self._lent:
                 # A child that a thread is just starting has a copy of the descriptor until it is another program.
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)

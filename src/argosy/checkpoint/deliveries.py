@@ -132,12 +132,13 @@ class Deliveries:
             deadline_seconds=self._writing.deadline_seconds,
             is_incremental=self._settings.is_incremental,
         )
-        lock = staging.store.lend_lock()
+        lock = staging.store.lend_lock(staging.name)
         # The store is free before another process can hold what was lent: it saves next.
         given = [*descriptors, *([] if lock is None else [lock]), *holds]
         try:
             self.writer.submit(job, given, lambda answer: self._hear(one, answer), slot)
         except WriterAbsent as failure:
+            staging.store.lock_came_back(staging.name)
             _LOG.warning("step %d is written by this process: %s", one.step, failure)
             return False
         self._advance(one.handle, "staged")
@@ -195,7 +196,9 @@ class Deliveries:
         staging = one.prepared.staging
         if isinstance(answer, Progress):
             self._note(one, answer.num_bytes)
-        elif isinstance(answer, Durable):
+            return
+        if isinstance(answer, Durable):
+            staging.store.lock_came_back(staging.name)
             staging.leave()
             one.handle.written_bytes = one.handle.total_bytes
             self.durable(
@@ -210,6 +213,7 @@ class Deliveries:
             if isinstance(failure, WriterLost):
                 together.give_up(staging, self.group, failure)
             else:
+                staging.store.lock_came_back(staging.name)
                 staging.leave()
             self.failed(one, failure)
 

@@ -127,7 +127,9 @@ class Saver:
         return self._save_taken(*taken)
 
     def end(self) -> None:
-        """All that was to be saved is: that the run ends from here on is no failure."""
+        """All that was to be saved is: that the run ends from here on is no failure. What is to be uploaded is waited for."""
+        self.wait()
+        self.checkpointer.close()
         self._is_over = True
         self._record.end()
 
@@ -182,7 +184,6 @@ class Saver:
             path = self._write(self._stored(found))
         finally:
             self._leave(version, hold)
-        self.checkpointer.close()  # the process may be about to end: what is to be uploaded is waited for
         self.end()
         return path
 

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, Writing, background, saving
+from argosy.checkpoint import Checkpointer, Writing, deliveries, saving
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.gathering import TensorSource
 from argosy.checkpoint.slots import SnapshotSlot
@@ -491,7 +491,7 @@ def test_a_load_waits_for_the_save_that_is_under_way(store, base):
 
 
 def test_writing_is_public():
-    assert Writing is background.Writing
+    assert Writing is deliveries.Writing
 
 
 def test_the_memory_of_the_second_slot_is_taken_before_it_is_needed(store, base):

@@ -31,12 +31,22 @@ def test_a_closed_store_is_free_though_a_child_that_is_being_started_has_the_des
 def test_a_lock_that_is_lent_is_held_until_both_have_let_go(stores):
     first, second = stores
     first.lock("first")
-    copy = os.dup(first.lend_lock())
+    copy = os.dup(first.lend_lock(".staging-1"))
     first.close()
     with pytest.raises(ConfigError, match="first"):
         second.lock("second")
     os.close(copy)
     second.lock("second")
+
+
+def test_a_lock_that_came_back_is_free_though_a_child_has_a_copy(stores):
+    first, second = stores
+    first.lock("first")
+    copy = os.dup(first.lend_lock(".staging-1"))
+    first.lock_came_back(".staging-1")
+    first.close()
+    second.lock("second")
+    os.close(copy)
 
 
 def test_a_fork_that_closes_its_copy_does_not_free_the_store(stores):

@@ -1,6 +1,6 @@
 """A rank's side of the writer process: finds or starts it, gives it memory and jobs, and hears how they go.
 
-One connection per store; answers come in a thread of its own. A writer that dies fails its jobs with `WriterLost`, and the next job starts another.
+One connection per store; answers come in a thread of its own, which lives as long as there are jobs. A writer that dies fails its jobs with `WriterLost`, and the next job starts another.
 Never touches the store but to reach the socket.
 """
 
@@ -57,6 +57,8 @@ class WriterClient:
         self._numbers = itertools.count(1)
         self._given: dict[int, SnapshotSlot] = {}
         self._jobs: dict[int, tuple[Told, threading.Event]] = {}
+        self._listened: socket.socket | None = None
+        """The connection that a thread listens to."""
 
     @property
     def writer_pid(self) -> int:
@@ -66,15 +68,15 @@ class WriterClient:
     def connect(self) -> None:
         """Have a writer; WriterAbsent when none can be started."""
         with self._lock:
+            if (
+                self._link is not None
+                and self._listened is not self._link
+                and _has_ended(self._link)
+            ):
+                self._link.close()
+                self._link = None
             if self._link is None:
                 self._link = self._connected()
-                thread = threading.Thread(
-                    target=self._listen,
-                    args=(self._link,),
-                    name="argosy-writer-answers",
-                    daemon=True,
-                )
-                thread.start()
 
     def submit(
         self,
@@ -96,6 +98,7 @@ class WriterClient:
                 if slot is not None and isinstance(job.source, Staged):
                     self._give(link, job.source.memory, slot)
                 self._jobs[job.number] = told, accepted
+                self._have_listener(link)
                 messages.send(link, job, *descriptors)
             except OSError:
                 pass  # the listening thread sees the end too, and tells
@@ -171,12 +174,26 @@ class WriterClient:
         )
         return processes.start(helper, seconds=_START_SECONDS)
 
+    def _have_listener(self, link: socket.socket) -> None:
+        if self._listened is link:
+            return
+        self._listened = link
+        name = "argosy-writer-answers"
+        threading.Thread(target=self._listen, args=(link,), name=name, daemon=True).start()
+
     def _listen(self, link: socket.socket) -> None:
+        """Until there is no job left, or no writer."""
         try:
             while (answer := self._received(link)) is not None:
                 self._hear(answer)
-        finally:
+                with self._lock:
+                    if not self._jobs:
+                        self._listened = None
+                        return
+        except BaseException:
             self._lose(link)
+            raise
+        self._lose(link)
 
     def _received(self, link: socket.socket) -> Answer | None:
         try:
@@ -187,6 +204,8 @@ class WriterClient:
     def _lose(self, link: socket.socket) -> None:
         """The connection has ended: so have the jobs that were not."""
         with self._lock:
+            if self._listened is link:
+                self._listened = None
             if self._link is link:
                 self._link = None
                 link.close()
@@ -211,6 +230,16 @@ class WriterClient:
             accepted.set()
         else:
             told(answer)
+
+
+def _has_ended(link: socket.socket) -> bool:
+    """Whether the other side of a connection on which nothing is expected has gone."""
+    try:
+        return not link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def error_of(failed: Failed) -> ArgosyError:
