@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from argosy.control import hostchecks
+
 pytestmark = [pytest.mark.multiprocess, pytest.mark.faults]
 
 PROGRAM = Path(__file__).parents[1] / "multiprocess" / "programs" / "recorded_training.py"
 STEPS = 40
 OPEN = 1 << 20
+LIMIT_BYTES = 1 << 30
 
 
 class Training:
     """A run of the program on the cluster, and what its processes have written down."""
 
-    def __init__(self, cluster, record, *, ranks=4, gate=OPEN, program=PROGRAM, arguments=()):
+    def __init__(self, cluster, record, *, ranks=4, gate=OPEN, program=PROGRAM, options=()):
         self.cluster, self.record = cluster, record
         self.allow(gate)
         self.run = cluster.detach(
@@ -30,7 +33,8 @@ class Training:
             "1",
             "--env",
             f"RECORD={record}",
-            *program_words(program, arguments),
+            *options,
+            str(program),
         )
 
     def allow(self, step):
@@ -107,10 +111,6 @@ class Training:
         for path in self.files():
             steps = [int(line.split()[0]) for line in whole_lines(path) if line[0] != "d"]
             assert steps == sorted(set(steps)), f"{path.name} did a step twice"
-
-
-def program_words(program, arguments):
-    return [str(program), "--", *map(str, arguments)] if arguments else [str(program)]
 
 
 def whole_lines(path):
@@ -287,4 +287,49 @@ def test_an_exception_that_repeats_ends_the_run_with_its_cause_once(shared, tmp_
     starts = [fact for fact in shared.facts("spoilt") if fact["kind"] == "attempt.started"]
     assert len(starts) <= 5, "two ranks at most were started again"
     (save,) = Path(shared.view("spoilt")["directory"]).glob("checkpoints/step-*")
+    assert save.name == "step-000000007", "what was committed is not lost"
+
+
+def sets(**values):
+    """Words that change the program's config, or the spec."""
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def test_a_rank_that_the_kernel_kills_for_lack_of_memory_costs_nothing(train, reference, shared):
+    found = hostchecks.check_memory_limits()
+    if found.state != "ok":
+        pytest.skip(found.detail)
+    limit = {"roles.train.memory_bytes": LIMIT_BYTES}
+    # The more a kernel has to do for its memory, the longer is the lane of one who takes all of it.
+    training = train(gate=20, options=sets(eats_at=12, hang_seconds=60, **limit))
+    training.wait_for_gate(20)
+    shared.wait_until(
+        lambda: training.num_made(training.pids()) == 4,
+        lambda: f"a replacement: {training.story()}",
+    )
+    training.allow(OPEN)
+    training.assert_undisturbed(reference)
+    bad = [fact for fact in facts_of(training, "attempt.exited") if fact.get("code") != 0]
+    assert [(fact["signal"], fact["is_oom"]) for fact in bad] == [(signal.SIGKILL, True)]
+    assert "was killed for lack of memory" in shared.argosy("why", training.run).stdout
+    assert "ran out of memory" in shared.argosy("events", training.run).stdout
+
+
+def test_memory_that_one_rank_is_refused_costs_nothing(train, reference):
+    training = train(options=sets(starves_at=12))
+    training.assert_undisturbed(reference)
+    bad = [fact for fact in facts_of(training, "attempt.exited") if fact.get("code") != 0]
+    assert [(fact["code"], "MemoryError" in fact["error"]) for fact in bad] == [(1, True)]
+
+
+def test_memory_that_every_rank_is_refused_ends_the_run_with_its_cause_once(shared, tmp_path):
+    words = ["-n", "3", "--name", "starved", "--env", f"RECORD={tmp_path}"]
+    words += sets(starves_at=7, starves_again="true")
+    done = shared.argosy("run", *words, PROGRAM, check=False)
+    assert done.returncode == 1, done.stderr
+    cause = "step 7, lane 5 raised on two ranks: MemoryError"
+    assert done.stderr.count(cause) == 1, done.stderr
+    assert f"{cause}:" not in done.stderr
+    assert sorted(read(tmp_path)[1]) == list(range(7))
+    (save,) = Path(shared.view("starved")["directory"]).glob("checkpoints/step-*")
     assert save.name == "step-000000007", "what was committed is not lost"

@@ -257,7 +257,8 @@ class Parts:
     def save_at_once(self) -> None:
         """Save what is committed because the run is about to fail; nothing that goes wrong here may hide the cause."""
         if int(self.committed.ledger["step"]) and self._is_whole:
-            with contextlib.suppress(OSError, ArgosyError):
+            # What fails the run may be that there is no memory, or no room for a thread.
+            with contextlib.suppress(OSError, ArgosyError, MemoryError, RuntimeError):
                 self._tell_saved(self.saver.save())
 
     def _tell_saved(self, path: Path | None) -> None:

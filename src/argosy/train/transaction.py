@@ -287,7 +287,7 @@ class Transaction:
         """A lane raised. Here it ends this process; if it does so elsewhere too, no restart will help."""
         if isinstance(error, (*_INTERRUPTIONS, Stopped, KeyboardInterrupt, SystemExit)):
             return
-        text = f"{type(error).__name__}: {error}"
+        text = ": ".join(filter(None, (type(error).__name__, str(error))))
         attempt = os.environ.get("ARGOSY_ATTEMPT", str(os.getpid()))
         is_repeated = self.crew.roster.note_failure(step, lane, text, attempt)
         if recovery.judge_failure(is_repeated=is_repeated) == "fail":
