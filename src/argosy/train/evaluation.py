@@ -228,9 +228,11 @@ def _add_up(done: Mapping[int, Sums]) -> Sums:
 
 
 def _means(sums: Sums) -> dict[str, float]:
-    means = {name: part / (count or 1.0) for name, (part, count, _) in sums.items()}
+    # There is no mean over nothing.
+    means = {name: part / count if count else math.nan for name, (part, count, _) in sums.items()}
     if "loss" not in means and any(weight != 1.0 for *_, weight in sums.values()):
-        means["loss"] = sum(means[name] * weight for name, (*_, weight) in sums.items())
+        counted = [(name, weight) for name, (_, count, weight) in sums.items() if count]
+        means["loss"] = sum(means[name] * weight for name, weight in counted)
     return means
 
 

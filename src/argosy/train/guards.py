@@ -67,6 +67,11 @@ class Watch:
             return self._policy(skips) if self._is_spike(loss) else "go"
         return "again" if attempt == 0 else self._policy(skips)
 
+    def judge_uncounted(self, skips: int) -> Verdict:
+        """What to do with a step that is not divided by anything: no older state is better for it, so it is left out rather than gone back for."""
+        found = self._policy(skips)
+        return "skip" if found == "rewind" else found
+
     def _is_spike(self, loss: float) -> bool:
         if self.guard.spike is None or len(self._losses) < self.guard.window:
             return False

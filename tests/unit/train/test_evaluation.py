@@ -1,6 +1,7 @@
-"""A rank that gets another number in the middle of an evaluation."""
+"""A rank that gets another number in the middle of an evaluation; means."""
 
 import itertools
+import math
 import os
 from types import SimpleNamespace
 
@@ -64,3 +65,9 @@ def test_the_lane_of_a_renumbered_rank_does_not_get_into_its_successors_record(m
     assert evaluation._means(by_lane[1].value) == {"loss": 10.0}
     successors.finish(record, 77, sums)
     assert sorted(each.lane for each in successors.entries(77) if each.value is not None) == [0, 1]
+
+
+def test_what_counts_nothing_has_no_mean_and_no_part_in_the_loss():
+    found = evaluation._means({"main": [6.0, 3.0, 1.0], "side": [0.0, 0.0, 0.5]})
+    assert math.isnan(found["side"])
+    assert (found["main"], found["loss"]) == (2.0, 2.0)
