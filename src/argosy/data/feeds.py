@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from argosy.data.batches import Batch
@@ -25,6 +26,9 @@ _WHOLE_BATCH = 1024
 """Up to this batch size the order of all lanes is found in one go and kept for the lanes that follow."""
 _DRAWN_SAMPLES = 256
 """Of smaller batches several in one go, up to so many samples."""
+_UNNAMED = ("fingerprint", "sources", "num_sources")
+_SHOWN = 80
+"""Characters of a value that a person is shown."""
 
 
 class Source(Protocol):
@@ -212,3 +216,51 @@ def check_enough(num_samples: int, batch_size: int, what: str) -> None:
 
 def _num_bytes(facts: dict[str, Any]) -> int:
     return len(json.dumps(facts, ensure_ascii=False).encode())
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that decides batches, as it was and as it is."""
+
+    name: str
+    before: str
+    after: str
+
+
+def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """What differs between two descriptions of feeds, for people; an empty one differs in nothing that could be named."""
+    if not before or not after:
+        return []
+    keys = [key for key in {**before, **after} if key not in _UNNAMED]
+    if before.get("kind") != after.get("kind"):
+        keys = ["kind", *(key for key in keys if key in before and key in after and key != "kind")]
+    found = [
+        (key, _shortened(before.get(key)), _shortened(after.get(key)))
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
+    old, new = ({each["name"]: each for each in one.get("sources", [])} for one in (before, after))
+    # Of many sources the last ones are not described; only where both are can they be compared.
+    is_whole = all(len(one.get("sources", [])) == one.get("num_sources") for one in (before, after))
+    for name in {**old, **new} if is_whole else filter(new.__contains__, old):
+        one, other = old.get(name, {}), new.get(name, {})
+        if one.get("fingerprint") != other.get("fingerprint"):
+            label = f"source {name!r}" if name else "data"
+            found.append((label, _call(one), _call(other)))
+    return [Difference(name=name, before=a, after=b) for name, a, b in found]
+
+
+def _call(source: Mapping[str, Any]) -> str:
+    """A source of a description, in a few words that another one does not have."""
+    if not source:
+        return "none"
+    files = source.get("files") or []
+    more = source.get("num_files", 1) - 1
+    what = source.get("dataset") or (files[0] if files else "data")
+    what += f" and {more} more" if more else ""
+    size = f"{source['tokens']} tokens" if "tokens" in source else f"{source['samples']} samples"
+    return f"{what} of {size}, fingerprint {source['fingerprint'][:12]}"
+
+
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -45,6 +45,9 @@ class Unfed:
     has_generators = True
     """Nothing is to be computed ahead."""
 
+    def __init__(self, *, lanes: int, seed: int) -> None:
+        self.lanes, self.seed = lanes, seed
+
     def batch(self, index: int, lane: int) -> NoReturn:
         """Refuse: this step was not fed."""
         raise ConfigError(
@@ -54,7 +57,7 @@ class Unfed:
 
     def describe(self) -> dict[str, Any]:
         """Small, JSON."""
-        return {"kind": "fed"}
+        return {"kind": "fed", "lanes": self.lanes, "seed": self.seed}
 
 
 class Pantry:

@@ -93,6 +93,11 @@ class Parts:
             threads=torch.get_num_threads(),
             compiled=assembly.is_compiled(model),
         )
+        self._facts = {
+            "data": self.feed.fingerprint,
+            "feed": self.feed.describe(),
+            "fingerprint": self.fingerprint,
+        }
         roster = Roster(
             f"{_PREFIX}.roster",
             most_ranks=settings.most_ranks,
@@ -303,7 +308,7 @@ class Parts:
 
     def facts(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
-        return {"data": self.feed.fingerprint, "fingerprint": self.fingerprint}
+        return self._facts
 
     def batch(self, work: Work, lane: int) -> Any:
         """A lane's batch: made ahead, or at once, or by user code, which may take its time."""
@@ -435,7 +440,7 @@ def _check_arguments(model: object, loss: object) -> None:
 
 def _make_feed(data: Any, settings: Settings, seed: int) -> Any:
     if data is None:
-        return Unfed()
+        return Unfed(lanes=settings.lanes, seed=seed)
     return sources.as_source(data).feed(
         batch_size=settings.batch_size, lanes=settings.lanes, seed=seed
     )

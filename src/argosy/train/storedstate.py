@@ -17,6 +17,7 @@ from argosy.checkpoint.lending import Memory
 from argosy.checkpoint.modules import kind_of
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Opened
+from argosy.data.feeds import find_differences
 from argosy.errors import MismatchError
 from argosy.train import fingerprint
 from argosy.train.lanes import BUFFER
@@ -27,6 +28,8 @@ from argosy.train.updates import Updater, read_field, write_field
 KEY = "trainer"
 """Under which the ledger and the facts stand among a checkpoint's values."""
 _OPTIMIZER, _EMA = "optimizer", "ema"
+_MOST_SHOWN = 4
+"""Differences that a person is told."""
 
 
 class StoredVersion:
@@ -175,17 +178,32 @@ class StoredVersion:
         self._version.ledger = trees.decode(self._loaded["ledger"], _no_tensor)
         return self._loaded
 
-    def _check(self, opened: Opened, tree: Mapping[str, Any]) -> None:
-        if tree["plan"] != self._version.plan.digest:
+    def _check_data(self, opened: Opened, tree: Mapping[str, Any]) -> None:
+        """Batches must be those that it was trained with."""
+        # Of a checkpoint that says no more than that they are others both values are not known.
+        changed = find_differences(tree.get("feed", {}), self._facts["feed"])
+        if changed:
+            shown = changed[:_MOST_SHOWN]
+            more = f", and {len(changed) - len(shown)} more" if len(changed) > len(shown) else ""
+            what = ", ".join(f"{each.name} = {each.before} (now {each.after})" for each in shown)
+            wanted = ", ".join(f"{each.name} = {each.before}" for each in shown)
             raise MismatchError(
-                f"{opened.path} was saved by another model or optimizer",
-                fix="resume with the model and optimizer it was made with",
+                f"{opened.path} was trained with {what}{more}",
+                fix=f"resume with {wanted}{more}, or start a new run",
             )
         if tree["data"] != self._facts["data"]:
             raise MismatchError(
                 f"{opened.path} was trained on other data, another batch size, other lanes or another seed",
                 fix="resume with the same data and seed, or start a new run",
             )
+
+    def _check(self, opened: Opened, tree: Mapping[str, Any]) -> None:
+        if tree["plan"] != self._version.plan.digest:
+            raise MismatchError(
+                f"{opened.path} was saved by another model or optimizer",
+                fix="resume with the model and optimizer it was made with",
+            )
+        self._check_data(opened, tree)
         changed = fingerprint.differences(tree["fingerprint"], self._facts["fingerprint"])
         if changed and not self._allow_drift:
             raise MismatchError(

@@ -320,6 +320,23 @@ def resumed_with_other_data(run):
     resume(run, data=ar.data.Tokens(path, dtype="uint16", sequence_length=16))
 
 
+def resumed_with_changed_data(run):
+    """The same name, other tokens."""
+    path = write_tokens(run.directory / "code.bin", seed=5)
+    resume(run, data=ar.data.Tokens(path, dtype="uint16", sequence_length=16))
+
+
+def resumed_with_other_batches(run):
+    path = min(run.directory.parent.glob("*-saved")) / "code.bin"
+    data = ar.data.Tokens(path, dtype="uint16", sequence_length=8)
+    resume(run, data=data, batch_size=16)
+
+
+def resumed_without_data(run):
+    run.resume_from = min(run.directory.parent.glob("*-saved"))
+    letters(run, None)
+
+
 def resumed_with_other_lanes(run):
     resume(run, lanes=8)
 
@@ -410,6 +427,29 @@ def raises_on_one_rank(run):
     if run.gang.rank == 1:
         Path("there/is/no/such/file").read_text()
     train(run, network())
+
+
+def never_counted(run):
+    guard = ar.Guard(policy="stop")
+    train(run, network(), loss=lambda m, b: (classify(m, b)[0], 0), guard=guard)
+
+
+def always_uncounted(run):
+    train(run, network(), loss=lambda m, b: (classify(m, b)[0], 0), steps=20)
+
+
+def uncounted_now_and_then(run):
+    digests = {}
+
+    def loss(model, batch):
+        total, count = classify(model, batch)
+        return total, 0 if batch.index == 2 else count
+
+    def note(trainer, step):
+        digests[step.index] = trainer.digest()
+
+    found = train(run, network(), loss=loss, before=note)
+    return {"digest": found["digest"], "is_left_as_it_was": digests[2] == digests[3]}
 
 
 def never_finite(run):

@@ -50,10 +50,34 @@ REFUSED = {
     "no_dtype:1": (65, r"bare\.bin has no bare\.bin\.json", 'dtype="uint16"'),
     "tokens_change:2": (65, "has changed since the run began", "bring back the file"),
     "never_finite:2": (65, "step 0: loss nan, gradient norm nan, computed 2 times", "the batch"),
+    "never_counted:2": (65, "step 0: the loss counts 0 on every lane", r"return \(sum, count\)"),
 }
 RESUMES = {
-    "resumed_with_other_data:1": (65, "trained on other data", "the same data"),
-    "resumed_with_other_lanes:1": (65, "other lanes", "start a new run"),
+    "resumed_with_other_data:1": (
+        65,
+        r"trained with data = code\.bin of 4096 tokens, fingerprint \w{12} \(now other\.bin of 4096 tokens, fingerprint \w{12}\)$",
+        r"resume with data = code\.bin of 4096 tokens, fingerprint \w{12}, or start a new run$",
+    ),
+    "resumed_with_changed_data:1": (
+        65,
+        r"trained with data = code\.bin of 4096 tokens, fingerprint \w{12} \(now code\.bin of 4096 tokens",
+        "start a new run",
+    ),
+    "resumed_with_other_lanes:1": (
+        65,
+        r"trained with lanes = 4 \(now 8\)$",
+        "resume with lanes = 4, or start a new run$",
+    ),
+    "resumed_with_other_batches:1": (
+        65,
+        r"trained with sequence_length = 16 \(now 8\), batch_size = 8 \(now 16\)$",
+        "resume with sequence_length = 16, batch_size = 8, or start a new run$",
+    ),
+    "resumed_without_data:1": (
+        65,
+        r"trained with kind = tokens \(now fed\)$",
+        "resume with kind = tokens, or start a new run$",
+    ),
     "resumed_with_other_model:1": (65, "saved by another model or optimizer", "it was made with"),
     "resumed_elsewhere:1": (65, "capability: '.*' then, 'AVX1024' now", "--allow-drift"),
     "resumed_from_nothing:1": (64, "there is no checkpoint in", "stopped after its first step"),
@@ -68,13 +92,16 @@ RESUMES = {
 
 
 RAISING = ("raises_in_a_lane:3", "raises_on_one_rank:3", "changed_and_saved:2")
+UNCOUNTED = ("uncounted_now_and_then:1", "uncounted_now_and_then:3", "always_uncounted:2")
 GOOD = ("saved:2", "resumed:1", "resumed_elsewhere_with_consent:1")
 SPARSE = ("sparse:1", "sparse:3", "dense:1")
 
 
 @pytest.fixture(scope="module")
 def found(run_cases_together):
-    return run_cases_together("bad_input_cases.py", *REFUSED, *GOOD, *RESUMES, *SPARSE, *RAISING)
+    return run_cases_together(
+        "bad_input_cases.py", *REFUSED, *GOOD, *RESUMES, *SPARSE, *RAISING, *UNCOUNTED
+    )
 
 
 SAVED_OR_SKIPPED = re.compile(
@@ -111,6 +138,19 @@ def test_sparse_gradients_are_densified_to_the_same_bits_at_every_world_size(fou
     sparse, three, dense = (found[case]["result"] for case in SPARSE)
     assert sparse == three
     assert sparse["losses"] == pytest.approx(dense["losses"], rel=1e-5)
+
+
+def test_a_batch_that_counts_nothing_is_left_out_and_too_many_of_them_end_the_run(found):
+    one, three, always = (found[case] for case in UNCOUNTED)
+    assert one["result"] == three["result"]
+    assert one["result"]["is_left_as_it_was"]
+    told = "step 2: the loss counts 0 on every lane, its sum is "
+    assert three["errors"].count(told) == three["errors"].count("it is left out") == 1
+    assert always["code"] == 65
+    assert always["errors"].count("it is left out") == 10
+    assert re.search(
+        r"argosy: step 10: .*; 10 steps skipped lately\n  fix: .*\n$", always["errors"]
+    )
 
 
 def test_user_code_that_raises_again_ends_the_run_with_its_own_traceback_and_a_save(found):

@@ -82,7 +82,7 @@ def test_a_resume_says_where_it_goes_on_and_the_end_is_saved(said):
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(said):
     lines, directory = said[0]["mistaken"], said[1]
     assert lines[0] == "argosy: the run goes on with another case: '' -> 'wider'"
-    assert "was trained on other data, another batch size" in lines[-3]
+    assert lines[-3].endswith(" was trained with batch_size = 8 (now 16)")
     assert lines[-1] == "code 65"
     record = json.loads((directory / "vanished" / "config.json").read_text())
     assert (record["config"], record["overrides"]) == ({"case": ""}, ["case=vanish", "case="])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from argosy.data.batches import Batch
+from argosy.data.feeds import find_differences
 from argosy.data.mixtures import Mixture
 from argosy.data.tokens import Tokens
 from argosy.errors import ConfigError, DataError
@@ -205,3 +206,47 @@ def test_batches_are_ordinary_objects():
         _ = batch.labels
     with pytest.raises(ConfigError, match="'rows'"):
         Batch({"rows": torch.ones(1)})
+
+
+def told(before, after):
+    return [(each.name, each.before, each.after) for each in find_differences(before, after)]
+
+
+def test_what_differs_between_two_feeds_is_named_with_both_values(tokens, tmp_path):
+    feed = tokens.feed(8, 2, 0).describe()
+    assert told(feed, tokens.feed(8, 2, 0).describe()) == []
+    assert told(feed, tokens.feed(16, 4, 1).describe()) == [
+        ("batch_size", "8", "16"),
+        ("lanes", "2", "4"),
+        ("seed", "0", "1"),
+    ]
+    path = token_file(tmp_path / "other.bin", 900)
+    length = tokens.sequence_length
+    other = Tokens(path, "uint16", sequence_length=length).feed(8, 2, 0).describe()
+    ((name, before, after),) = told(feed, other)
+    assert name == "data"
+    assert before.startswith(f"{tokens.files[0].path.name} of {tokens.num_tokens} tokens, ")
+    assert (
+        after == f"other.bin of 900 tokens, fingerprint {other['sources'][0]['fingerprint'][:12]}"
+    )
+
+
+def test_a_moved_file_differs_in_nothing(tokens, tmp_path):
+    moved = tmp_path / "moved.bin"
+    moved.write_bytes(tokens.files[0].path.read_bytes())
+    there = Tokens(moved, "uint16", sequence_length=tokens.sequence_length)
+    assert told(tokens.feed(8, 2, 0).describe(), there.feed(8, 2, 0).describe()) == []
+
+
+def test_sources_of_a_mixture_are_named(tokens, tmp_path):
+    other = Tokens(token_file(tmp_path / "other.bin", 900), "uint16")
+    length = tokens.sequence_length
+    one = Mixture({"a": tokens, "b": other}, weights={"a": 1, "b": 1}, sequence_length=length)
+    two = Mixture({"a": tokens, "c": other}, weights={"a": 1, "c": 1}, sequence_length=length)
+    found = told(one.feed(8, 2, 0).describe(), two.feed(8, 2, 0).describe())
+    assert [name for name, *_ in found] == ["source 'b'", "source 'c'"]
+    assert [found[0][2], found[1][1]] == ["none", "none"]
+
+
+def test_of_descriptions_that_say_nothing_nothing_can_be_told(tokens):
+    assert told({}, tokens.feed(8, 2, 0).describe()) == []

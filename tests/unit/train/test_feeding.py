@@ -65,4 +65,4 @@ def test_anything_but_named_tensors_is_refused(pantries, model, made):
 
 def test_a_trainer_without_data_says_so_when_a_step_is_not_fed():
     with pytest.raises(ConfigError, match="this trainer has no data"):
-        Unfed().batch(0, 0)
+        Unfed(lanes=4, seed=0).batch(0, 0)
