@@ -1,6 +1,7 @@
 """A training whose processes are all killed goes on from its last checkpoint, with other numbers of ranks, to the same bits and the same random numbers; a plain script reads what it saved."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -117,6 +118,32 @@ def test_a_run_that_goes_on_elsewhere_takes_what_it_knows_of_failures_along(whol
     assert digest == whole[0]
     past = Record(new / "checkpoints").read()
     assert (past.failures, past.is_open) == (1, False)
+
+
+def measured(path):
+    return [(line["step"], line["loss"]) for line in map(json.loads, path.read_text().splitlines())]
+
+
+def test_steps_that_are_made_again_after_a_total_loss_stand_once_among_the_measurements(tmp_path):
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    for directory in (undisturbed, disturbed):
+        directory.mkdir()
+    finish(start(undisturbed, 1, LOG="1"))
+    first = start(disturbed, 3, LOG="1", EVERY="20", HOLD="25")
+    wait_saved(first, disturbed, 20)
+    (run,) = disturbed.glob("runs/*")
+    path, aside = run / "metrics.jsonl", run / "metrics.superseded.jsonl"
+    deadline = time.monotonic() + 60
+    while not path.exists() or len(measured(path)) < 26:
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    finish(start(disturbed, 2, "--resume", run, LOG="1"))
+    (whole,) = undisturbed.glob("runs/*/metrics.jsonl")
+    assert measured(path) == measured(whole)
+    assert measured(aside) == measured(whole)[20:26]
 
 
 def test_a_run_that_was_stopped_and_saved_has_not_failed(whole, tmp_path):

@@ -137,6 +137,9 @@ class WatchedRun:
         except FileNotFoundError:
             return
         try:
+            if os.fstat(descriptor).st_size < self._position:
+                # Steps are made again: what was written of them was taken back.
+                self.steps, self._unread, self._position = [], b"", 0
             while data := os.pread(descriptor, 1 << 16, self._position):
                 self._position += len(data)
                 *lines, self._unread = (self._unread + data).split(b"\n")

@@ -393,6 +393,8 @@ class Parts:
             is_elsewhere = not Path(loaded.where).is_dir()
             more = f", from {loaded.where}" if is_elsewhere else ""
             sys.stderr.write(f"argosy: goes on from step {loaded.step} of {where}{more}\n")
+        # What an earlier life of this run has written of later steps is made again.
+        self.run.go_back(0 if loaded is None else loaded.step, is_alone=True)
         return loaded is not None
 
     def _tell_bounds(self) -> None:

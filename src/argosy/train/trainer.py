@@ -55,6 +55,8 @@ class Trainer(Beside):
                         f"step {index} was not committed in the loop",
                         fix="call step(), or step.update() or step.gradients() and step.commit(), for every step",
                     )
+                if step.result.is_rewound:
+                    self.run.go_back(self.step)
             self.run.step = self.step
             self._give_streams(is_new_step=True)
         finally:

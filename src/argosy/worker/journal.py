@@ -1,7 +1,8 @@
 """The measurements of a run: an aligned line on the terminal and a line of JSON in `metrics.jsonl`.
 
 Every rank hands its values in, one writes them: the lowest rank that lives. Another that has to take its place looks where the
-file ends and goes on from there with what it remembers, so that a death leaves neither a gap nor a line twice. Used by `Run.log`.
+file ends and goes on from there with what it remembers, so that a death leaves neither a gap nor a line twice. Where steps are made
+again, their old lines are moved to `metrics.superseded.jsonl`. Used by `Run`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import Any
 
 _REMEMBERED = 64
 _TAIL_BYTES = 64 << 10
+_TRAINER_STEP = "trainer_step"
+"""Of a record that user code has dated itself: where the trainer was, if there was one."""
+_UNSHOWN = ("time", _TRAINER_STEP)
 
 
 class Journal:
@@ -32,10 +36,20 @@ class Journal:
         self._widths: dict[str, int] = {}
         self._has_complained = False
 
-    def note(self, values: dict[str, Any], *, step: int | None, is_writer: bool) -> None:
-        """One record; written if it is this process's turn, else remembered in case that the writer dies."""
-        record: dict[str, Any] = {} if step is None else {"step": step}
+    def note(
+        self,
+        values: dict[str, Any],
+        *,
+        step: int | None,
+        is_writer: bool,
+        given: int | None = None,
+    ) -> None:
+        """One record of the trainer's step, dated otherwise if `given`; written if it is this process's turn, else remembered in case that the writer dies."""
+        dated = step if given is None else given
+        record: dict[str, Any] = {} if dated is None else {"step": dated}
         record |= {name: _plain(value) for name, value in values.items()}
+        if dated != step:
+            record[_TRAINER_STEP] = step
         record["time"] = time.time()
         if not is_writer:
             self._close()
@@ -48,16 +62,45 @@ class Journal:
         except OSError as error:
             self._give_up(error)
 
+    def go_back(self, step: int, *, is_writer: bool) -> None:
+        """Steps from this one on are made again: what is remembered of them is forgotten, what was written of them leaves the file if it is this process's turn."""
+        self._recent = deque(
+            (each for each in self._recent if not _is_of(each, step)), maxlen=_REMEMBERED
+        )
+        if not is_writer:
+            return
+        try:
+            # In the same file, not beside it: another process may have it open to append to it.
+            with self.path.open("r+b") as file:
+                first, kept, superseded = _split(file, step)
+                if not superseded:
+                    return
+                with self.path.with_name("metrics.superseded.jsonl").open("ab") as aside:
+                    aside.writelines(superseded)
+                file.seek(first)
+                file.writelines(kept)
+                file.truncate()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._give_up(error)
+
     def _open(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Begin to write; of this record and the remembered ones those that the writer before has not written."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o644)
         last = _read_last_step(self._descriptor)
         recent, self._recent = list(self._recent), deque(maxlen=_REMEMBERED)
-        step = record.get("step")
+        step = _order_of(record)
         if step is None:
             return [record]
-        missed = [each for each in recent if last < each.get("step", -1) < step]
+        places = [_order_of(each) for each in recent]
+        # Also of this very step: user code may have more to say of it than this record.
+        missed = [
+            each
+            for each, place in zip(recent, places, strict=True)
+            if place is not None and last < place <= step
+        ]
         return missed if step == last else [*missed, record]
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -71,7 +114,7 @@ class Journal:
     def _line(self, record: dict[str, Any]) -> str:
         parts = []
         for name, value in record.items():
-            if name != "time":
+            if name not in _UNSHOWN:
                 text = _show(value)
                 width = self._widths[name] = max(self._widths.get(name, 0), len(text))
                 parts.append(f"{name} {text:>{width}}")
@@ -91,6 +134,24 @@ class Journal:
             self._descriptor = -1
 
 
+def _split(file: Any, step: int) -> tuple[int, list[bytes], list[bytes]]:
+    """Where the first line of this step or a later one is; from there on the lines that stay, and those that do not."""
+    first, position = -1, 0
+    kept: list[bytes] = []
+    superseded: list[bytes] = []
+    for line in file:
+        record = _parse(line)
+        # A line that was cut is of whoever wrote it last.
+        is_of = bool(superseded) if record is None else _is_of(record, step)
+        if is_of:
+            first = position if first < 0 else first
+            superseded.append(line.removesuffix(b"\n") + b"\n")
+        elif superseded:
+            kept.append(line)
+        position += len(line)
+    return first, kept, superseded
+
+
 def _read_last_step(descriptor: int) -> int:
     """The step of the last whole line, -1 if there is none; mends a line that was cut by a full disk."""
     size = os.fstat(descriptor).st_size
@@ -98,13 +159,32 @@ def _read_last_step(descriptor: int) -> int:
     if data and not data.endswith(b"\n"):
         os.write(descriptor, b"\n")
     for line in reversed(data.splitlines()):
-        try:
-            step = json.loads(line).get("step")
-        except (ValueError, AttributeError):
-            continue
-        if isinstance(step, int):
+        step = _order_of(_parse(line) or {})
+        if step is not None:
             return step
     return -1
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_of(record: dict[str, Any], step: int) -> bool:
+    """Whether the trainer was at this step or a later one."""
+    place = record.get(_TRAINER_STEP, record.get("step"))
+    return isinstance(place, int) and place >= step
+
+
+def _order_of(record: dict[str, Any]) -> int | None:
+    """By what a record comes before another: the trainer's step, or where there is no trainer the one that was given."""
+    for place in (record.get(_TRAINER_STEP), record.get("step")):
+        if isinstance(place, int):
+            return place
+    return None
 
 
 def _plain(value: Any) -> Any:

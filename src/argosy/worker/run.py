@@ -119,8 +119,12 @@ class Run:
 
     def log(self, *, step: int | None = None, **values: Any) -> None:
         """Print the values and append them to `metrics.jsonl`, on one rank; dated by the trainer's step unless one is given."""
-        dated = self.step if step is None else step
-        self._journal.note(values, step=dated, is_writer=self._is_first_living())
+        is_writer = self._is_first_living()
+        self._journal.note(values, step=self.step, is_writer=is_writer, given=step)
+
+    def go_back(self, step: int, *, is_alone: bool = False) -> None:
+        """The trainer makes steps from this one on again: their lines leave `metrics.jsonl`, by the rank that writes, or here if nobody trains yet."""
+        self._journal.go_back(step, is_writer=is_alone or self._is_first_living())
 
     def once(self, fn: Callable[[], object], key: str | None = None) -> bool:
         """Run `fn` on one rank, the first time that any process of the run comes to this call; whether it ran here.

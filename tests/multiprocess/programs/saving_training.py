@@ -1,6 +1,7 @@
 """Trains a small model for STEPS steps with a save every third (EVERY), frozen layers, an average and a buffer that forward changes; prints the digest
 of the state and of all numbers that the loop has drawn from the default generators, before and after each step.
 
+LOG makes it log each loss, HOLD is a step after which it waits to be killed.
 OBJECTS is the address of an object store, PEERS the directory of the sockets of hosts `a`, which this is, and `b`: every fifth step goes there.
 """
 
@@ -81,10 +82,14 @@ def main(run):
     )
     for step in trainer.steps(int(os.environ["STEPS"])):
         before = drawn()
-        step()
+        result = step()
         run.state["drawn"] = digest_of(run.state.get("drawn", ""), before, drawn())
         if "TALK" in os.environ:
             print(f"step {step.index} is done", flush=True)
+        if "LOG" in os.environ:
+            run.log(loss=result.loss)
+        if step.index == int(os.environ.get("HOLD", "-1")):
+            time.sleep(60)
         time.sleep(float(os.environ.get("PAUSE", "0")))
     if trainer.is_first:
         found = digest_of(trainer.digest(), run.state["drawn"], streams())

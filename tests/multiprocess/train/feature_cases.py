@@ -1,5 +1,6 @@
 """Evaluations, edits, averages, fed batches and rewinds, with deaths in the middle."""
 
+import json
 import os
 import time
 
@@ -347,6 +348,7 @@ def rewind(run, die=False, spike=None, is_forgotten=False):
         result = step()
         seen.append(step.index)
         flags.append([result.is_skipped, result.is_rewound])
+        run.log(loss=result.loss)
     ledger = trainer.parts.committed.ledger
     return {
         "digest": trainer.digest(),
@@ -354,7 +356,14 @@ def rewind(run, die=False, spike=None, is_forgotten=False):
         "omitted": ledger.get("omitted", []),
         "flags": flags,
         "state": run.state.get("steps"),
+        "measured": steps_in(run.directory / "metrics.jsonl"),
+        "superseded": steps_in(run.directory / "metrics.superseded.jsonl"),
     }
+
+
+def steps_in(path):
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["step"] for line in lines]
 
 
 def forget_snapshots(trainer):

@@ -136,6 +136,8 @@ def test_a_rewind_comes_to_what_training_without_the_batch_comes_to(results):
     assert one["seen"] == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8]
     assert one["flags"][5] == [True, True]
     assert one["state"] == 9, "run.state goes back too"
+    assert one["measured"] == list(range(9)), "so do the measurements"
+    assert one["superseded"] == [3, 4, 5]
 
 
 def test_a_spike_is_rewound_like_a_loss_that_is_not_finite(results):

@@ -110,3 +110,13 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys):
         screen.show(done, 100, [(f"step {done}", "")])
     lines = capsys.readouterr().out.splitlines()
     assert [line.strip() for line in lines] == [f"step {s}" for s in (0, 20, 40, 60, 80, 100)]
+
+
+def test_measurements_that_were_taken_back_are_read_anew(tmp_path):
+    path, run = tmp_path / "metrics.jsonl", WatchedRun.__new__(WatchedRun)
+    run.directory, run.steps, run._unread, run._position = tmp_path, [], b"", 0
+    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"st')
+    run.read_steps()
+    path.write_text('{"step": 0}\n{"step": 1}\n')
+    run.read_steps()
+    assert [step["step"] for step in run.steps] == [0, 1]

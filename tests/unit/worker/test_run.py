@@ -303,3 +303,61 @@ def test_a_run_without_a_save_has_no_newest_one(tmp_path):
     assert records.find_newest_save(tmp_path) is None
     (tmp_path / "checkpoints").write_text("not a directory")
     assert records.find_newest_save(tmp_path) is None
+
+
+def test_steps_that_are_made_again_stand_once_among_the_measurements(run, tmp_path, capsys):
+    run.log(parameters=12)
+    for step in range(8):
+        run.step = step
+        run.log(loss=step / 10)
+        run.log(step=1000 + step, epoch_loss=step)
+    run.go_back(5)
+    for step in range(5, 10):
+        run.step = step
+        run.log(loss=step / 10)
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    assert lines[0]["parameters"] == 12
+    assert [line["step"] for line in lines if "loss" in line] == list(range(10))
+    assert [line["step"] for line in lines if "epoch_loss" in line] == list(range(1000, 1005))
+    superseded = read_lines(tmp_path / "metrics.superseded.jsonl")
+    assert [line["step"] for line in superseded] == [5, 1005, 6, 1006, 7, 1007]
+    assert "trainer_step" not in capsys.readouterr().out
+
+
+def test_measurements_that_no_trainer_has_dated_are_never_taken_back(run, tmp_path):
+    run.log(step=500, accuracy=0.1)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    run.go_back(0, is_alone=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert not (tmp_path / "metrics.superseded.jsonl").exists()
+
+
+def test_going_back_keeps_what_is_not_of_a_step_and_moves_a_line_that_was_cut(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"note": "a"}\n{"step": 3, "lo')
+    Journal(path).go_back(2, is_writer=True)
+    assert path.read_text() == '{"step": 1}\n{"note": "a"}\n'
+    superseded = path.with_name("metrics.superseded.jsonl")
+    assert superseded.read_text() == '{"step": 2}\n{"step": 3, "lo\n'
+
+
+def test_one_who_takes_over_remembers_nothing_of_steps_that_were_undone(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    other = Journal(path)
+    for step in range(4):
+        other.note({"x": "undone"}, step=step, is_writer=False)
+    other.go_back(1, is_writer=False)
+    other.note({"x": "again"}, step=1, is_writer=False)
+    other.note({"x": "again"}, step=2, is_writer=True)
+    lines = [(line["step"], line["x"]) for line in read_lines(path)]
+    assert lines == [(0, "undone"), (1, "again"), (2, "again")]
+
+
+def test_one_who_takes_over_writes_all_that_was_said_of_a_step(tmp_path):
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.note({"a": 1}, step=3, is_writer=False)
+    journal.note({"b": 2}, step=3, is_writer=True)
+    assert [sorted(line) for line in read_lines(journal.path)] == [
+        ["a", "step", "time"],
+        ["b", "step", "time"],
+    ]
