@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from argosy.checkpoint import bands, checksums, directio, tables
-from argosy.checkpoint.checksums import Stretch
+from argosy.checkpoint.checksums import Piece, Stretch
 from argosy.checkpoint.directio import ALIGNMENT, BLOCKS, FILES, Files
 from argosy.checkpoint.layouts import Image
 from argosy.checkpoint.shares import Duty
@@ -97,16 +97,17 @@ class BlockWriter:
         try:
             if self._pace is not None:
                 self._pace(duty.stop - duty.start)
-            chunk_bytes = tables.chunk_bytes_for(file.size)
+            runs = [(duty.start, duty.stop)]
             address = self._source.view(duty)
             if address is not None:
-                runs = [(duty.start, duty.stop)]
-                return self._send(duty, descriptors, chunk_bytes, address, runs)
+                return self._send(duty, descriptors, address, runs)
+            pieces = self._source.pieces(duty)
             with BLOCKS.lent() as block:
-                if duty.fragments is not None:
-                    ctypes.memset(block.address, 0, duty.stop - duty.start)
-                runs = self._source.fill(duty, block.address)
-                return self._send(duty, descriptors, chunk_bytes, block.address, runs)
+                if pieces is None:
+                    if duty.fragments is not None:
+                        ctypes.memset(block.address, 0, duty.stop - duty.start)
+                    runs = self._source.fill(duty, block.address)
+                return self._send(duty, descriptors, block.address, runs, pieces)
         except OSError as failure:
             inside = self._source.tensors_in(duty)
             whose = ", ".join(inside[:3]) + (f" and {len(inside) - 3} more" if inside[3:] else "")
@@ -118,13 +119,18 @@ class BlockWriter:
         self,
         duty: Duty,
         descriptors: tuple[int, int],
-        chunk_bytes: int,
         address: int,
         runs: list[Run],
+        pieces: Sequence[Piece] | None = None,
     ) -> Written:
+        """What lies at an address, or is brought there from its pieces by the same look that its checksums take."""
         length = duty.stop - duty.start
+        chunk_bytes = tables.chunk_bytes_for(self._image.files[duty.file].size)
         names, stretches = self._stretches(duty)
-        crcs, cells = checksums.of_block(address, length, chunk_bytes, stretches)
+        if pieces is None:
+            crcs, cells = checksums.of_block(address, length, chunk_bytes, stretches)
+        else:
+            crcs, cells = checksums.of_gathered(address, pieces, chunk_bytes, stretches)
         memory = memoryview((ctypes.c_uint8 * length).from_address(address)).cast("B")
         for start, stop in runs:
             low, high = start - duty.start, stop - duty.start

@@ -197,7 +197,7 @@ class Checkpointer:
                 self._rate,
                 lambda num_bytes: self._advance("written", step, num_bytes, total[0]),
             )
-            data = saving.save_together(store, facts, gather, self._group, settings)
+            data = saving.save_together(store, facts, gather, self._group, settings, self._plans)
         except BaseException as failure:
             self._say("failed", step, begun, str(failure))
             raise

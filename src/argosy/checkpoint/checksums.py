@@ -1,4 +1,4 @@
-"""CRC32C of memory: of bytes at hand, of bytes at an address, of each chunk of a block, of the cells of matrices in it.
+"""CRC32C of memory: of bytes at hand, of bytes at an address, of each chunk of a block, of the cells of matrices in it; with the block brought together on the way.
 
 Native code where there is some (it releases the GIL), numpy otherwise. No torch: the writer process and the command line call this.
 """
@@ -19,6 +19,8 @@ from argosy.move import crc32c
 from argosy.native import loader
 
 Table = npt.NDArray[np.uint32]
+Piece = tuple[int, int]
+"""Address and number of bytes that lie together."""
 
 
 class Stretch(NamedTuple):
@@ -95,10 +97,43 @@ def of_block(
     address: int, num_bytes: int, chunk_bytes: int, stretches: Sequence[Stretch]
 ) -> tuple[Table, list[Table]]:
     """Linear CRC32Cs of each chunk, and in the same pass of the cells of each stretch, whose other bytes count as zeros; without native code of chunks alone."""
-    native = loader.library()
-    if native is None:
+    if loader.library() is None:
         found = of_chunks(address, num_bytes, chunk_bytes)
         return found ^ of_zero_chunks(num_bytes, chunk_bytes), []
+    return _by_pieces(None, [(address, num_bytes)], chunk_bytes, stretches)
+
+
+def of_gathered(
+    address: int, pieces: Sequence[Piece], chunk_bytes: int, stretches: Sequence[Stretch]
+) -> tuple[Table, list[Table]]:
+    """As `of_block`, of the pieces one after another, which are copied to an address on the way: each byte is read once, and what is summed is what is there."""
+    if loader.library() is not None:
+        return _by_pieces(address, pieces, chunk_bytes, stretches)
+    at = address
+    for start, num_bytes in pieces:
+        ctypes.memmove(at, start, num_bytes)
+        at += num_bytes
+    return of_block(address, at - address, chunk_bytes, stretches)
+
+
+def of_pieces(pieces: Sequence[Piece], chunk_bytes: int) -> Table:
+    """As `of_chunks`, of pieces one after another, where they lie."""
+    if loader.library() is None:
+        data = np.frombuffer(b"".join(map(ctypes.string_at, *zip(*pieces, strict=True))), np.uint8)
+        return of_chunks(data.ctypes.data, data.size, chunk_bytes)
+    found, _ = _by_pieces(None, pieces, chunk_bytes, [])
+    return found ^ of_zero_chunks(sum(size for _, size in pieces), chunk_bytes)
+
+
+def _by_pieces(
+    address: int | None,
+    pieces: Sequence[Piece],
+    chunk_bytes: int,
+    stretches: Sequence[Stretch],
+) -> tuple[Table, list[Table]]:
+    native = loader.library()
+    assert native is not None
+    num_bytes = sum(size for _, size in pieces)
     chunks = np.zeros(-(-num_bytes // chunk_bytes), dtype=np.uint32)
     sizes = [one.num_cells for one in stretches]
     *starts, total = itertools.accumulate(sizes, initial=0)
@@ -106,9 +141,11 @@ def of_block(
     told = np.array(
         [(*one, start) for one, start in zip(stretches, starts, strict=True)], dtype=np.int64
     )
-    native.ag_crc32c_block(
+    places = np.array(pieces, dtype=np.int64)
+    native.ag_gather_crc32c(
         address,
-        num_bytes,
+        places.ctypes.data,
+        len(pieces),
         chunk_bytes,
         chunks.ctypes.data,
         told.ctypes.data,

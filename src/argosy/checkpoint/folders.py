@@ -23,7 +23,10 @@ from argosy.errors import CheckpointDamaged, NotFoundError
 class Folder:
     """One checkpoint, opened for reading; a context manager."""
 
-    def __init__(self, place: Place | Path | str, *, files: Files = FILES) -> None:
+    def __init__(
+        self, place: Place | Path | str, *, files: Files = FILES, known_crc: int | None = None
+    ) -> None:
+        """`known_crc`: of a manifest that this process, or one it works for, has written or checked before; its tensors are not looked at again."""
         self._open: dict[str, Stored] = {}
         self._is_closed = True
         self.place: Place = (
@@ -34,7 +37,9 @@ class Folder:
         self.files = self.place.files
         try:
             self.manifest_bytes = self.place.read_manifest()
-            self.manifest: Manifest = manifests.decode(self.manifest_bytes, f"{self.path.name}")
+            self.manifest: Manifest = manifests.decode(
+                self.manifest_bytes, f"{self.path.name}", known_crc=known_crc
+            )
         except BaseException:
             self.close()
             raise

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from argosy.checkpoint.checksums import Piece
 from argosy.checkpoint.entries import Entry
 from argosy.checkpoint.headers import ALIGNMENT, FROM_FILE
 from argosy.checkpoint.layouts import FileImage, Image, Slot
 from argosy.checkpoint.ranges import boxes_of_range, flat_offset
 from argosy.checkpoint.shares import HEADER, Duty, Fragment, block_range
-from argosy.checkpoint.sources import Run, runs_of_duty, tensors_in
+from argosy.checkpoint.sources import Run, pieces_of, runs_of_duty, tensors_in
 from argosy.move.boxes import Box, Held, row_major
 from argosy.move.overlaps import NotCovered
 from argosy.move.placements import dtype_of
@@ -41,6 +42,13 @@ class TensorSource:
         if base is None or (base + duty.start - slot.offset) % ALIGNMENT:
             return None
         return base + duty.start - slot.offset
+
+    def pieces(self, duty: Duty) -> list[Piece] | None:
+        """Of a block of plain tensors."""
+        if duty.fragments is not None:
+            return None
+        file = self._image.files[duty.file]
+        return pieces_of(file, duty, self._first(duty), self.address_of)
 
     def fill(self, duty: Duty, address: int) -> list[Run]:
         """Gathers; bytes that are not this process's are left as they are."""

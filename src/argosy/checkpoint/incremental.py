@@ -147,8 +147,11 @@ def _checksums(
             return None
         length = duty.stop - duty.start
         address = source.view(duty)
+        pieces = source.pieces(duty) if address is None else None
         if address is not None:
             crcs, num_bytes = checksums.of_chunks(address, length, record.chunk_bytes), length
+        elif pieces is not None:
+            crcs, num_bytes = checksums.of_pieces(pieces, record.chunk_bytes), length
         else:
             with BLOCKS.lent() as block:
                 if duty.fragments is not None:
@@ -175,7 +178,8 @@ def _base_of(staging: Staging, parent: Parent, files: Files) -> Folder | None:
     if (staging.store.path / names.damaged_name(parent.step)).exists():
         return None
     try:
-        base = Folder(staging.store.path / names.step_name(parent.step), files=files)
+        path = staging.store.path / names.step_name(parent.step)
+        base = Folder(path, files=files, known_crc=parent.crc32c)
     except ArgosyError:
         return None
     if manifests.crc_of(base.manifest_bytes) != parent.crc32c or base.step >= staging.step:

@@ -74,12 +74,13 @@ def save_together(
     gather: Callable[[], Book],
     group: Group,
     settings: Settings,
+    plans: Plans | None = None,
 ) -> bytes | None:
     """With the other members of a group, who all call it; the manifest's bytes on the rank that commits, None elsewhere.
 
     `gather` may fail: the others are then told why.
     """
-    prepared = prepare(store, facts, gather, group, settings)
+    prepared = prepare(store, facts, gather, group, settings, plans)
     staging, outline = prepared.staging, prepared.outline
     source = TensorSource(outline.image, prepared.book.entries)
     try:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
+import numpy as np
+
+from argosy.checkpoint.checksums import Piece
 from argosy.checkpoint.headers import ALIGNMENT
 from argosy.checkpoint.layouts import FileImage, Image, Slot
 from argosy.checkpoint.ranges import runs_of_box
@@ -26,6 +30,9 @@ class Source(Protocol):
 
     def view(self, duty: Duty) -> int | None:
         """The address of a whole block that lies in memory as in the file; None when it must be gathered."""
+
+    def pieces(self, duty: Duty) -> list[Piece] | None:
+        """The memory of which a whole block is made, in the file's order; None when there is more to do than to copy it."""
 
     def fill(self, duty: Duty, address: int) -> list[Run]:
         """Gather a duty's bytes at an address; the runs of the file that they are."""
@@ -44,6 +51,10 @@ class ImageSource:
     def view(self, duty: Duty) -> int | None:
         """Always there."""
         return self._addresses[duty.file] + duty.start if duty.fragments is None else None
+
+    def pieces(self, duty: Duty) -> list[Piece] | None:
+        """Whole blocks need not be gathered."""
+        return None
 
     def fill(self, duty: Duty, address: int) -> list[Run]:
         """Copies the fragments' runs."""
@@ -66,6 +77,10 @@ class ReadSource(ABC):
         self._starts = [[slot.offset for slot in file.slots] for file in image.files]
 
     def view(self, duty: Duty) -> int | None:
+        """Never in memory."""
+        return None
+
+    def pieces(self, duty: Duty) -> list[Piece] | None:
         """Never in memory."""
         return None
 
@@ -113,6 +128,11 @@ class LentSource(ReadSource):
         address = self._addresses[slot.name] + duty.start - slot.offset
         return address if duty.stop <= slot.stop and not address % ALIGNMENT else None
 
+    def pieces(self, duty: Duty) -> list[Piece] | None:
+        """Of every block."""
+        file = self._image.files[duty.file]
+        return pieces_of(file, duty, self._first(duty), lambda slot: self._addresses[slot.name])
+
     def _read(self, slot: Slot, first: int, last: int, address: int) -> None:
         size = slot.item_bytes
         source = self._addresses[slot.name] + first * size
@@ -135,6 +155,10 @@ class StagedSource:
         """Whole blocks are there as they are."""
         return self._addresses[duty.file, duty.start] if duty.fragments is None else None
 
+    def pieces(self, duty: Duty) -> list[Piece] | None:
+        """Whole blocks need not be gathered."""
+        return None
+
     def fill(self, duty: Duty, address: int) -> list[Run]:
         """Copies the fragments' runs."""
         runs = runs_of_duty(self._image.files[duty.file], duty)
@@ -147,6 +171,27 @@ class StagedSource:
     def tensors_in(self, duty: Duty) -> list[str]:
         """Names, for errors."""
         return tensors_in(self._image.files[duty.file], duty.start, duty.stop)
+
+
+def pieces_of(
+    file: FileImage, duty: Duty, first_slot: int, address_of: Callable[[Slot], int | None]
+) -> list[Piece] | None:
+    """The header's bytes and the tensors' of which a whole block is made, in the file's order; None when one of them has no address. The image keeps the header alive."""
+    found: list[Piece] = []
+    if duty.start < len(file.header):
+        header = np.frombuffer(file.header, dtype=np.uint8)[duty.start : duty.stop]
+        found.append((header.ctypes.data, header.size))
+    for slot in islice(file.slots, first_slot, None):
+        if slot.offset >= duty.stop:
+            break
+        first, last = block_range(slot, duty.start, duty.stop)
+        if first >= last:
+            continue
+        base = address_of(slot)
+        if base is None:
+            return None
+        found.append((base + first * slot.item_bytes, (last - first) * slot.item_bytes))
+    return found
 
 
 def tensors_in(file: FileImage, start: int, stop: int) -> list[str]:

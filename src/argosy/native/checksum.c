@@ -1,4 +1,5 @@
-/* CRC32C (Castagnoli) of bytes: of a run with the copy made on the way, of the cells of a matrix, of a block's chunks and cells in one pass.
+/* CRC32C (Castagnoli) of bytes: of a run with the copy made on the way, of the cells of a matrix, of a block's chunks and cells in one pass,
+ * which may bring the block together from where it lies.
  *
  * The instruction takes three cycles but one can start in each: four lanes go side by side, short ones, so that memory is read nearly in order.
  * A CRC is linear: what is found of some bytes by themselves is moved past what follows them, by tables of what zero bytes do, and added. So one
@@ -15,6 +16,7 @@
 #define HARDWARE __attribute__((target("sse4.2")))
 #define STEP_8(crc, value) ((uint32_t)_mm_crc32_u64((crc), (value)))
 #define STEP_1(crc, value) _mm_crc32_u8((crc), (value))
+#define PUT_8(to, value) _mm_stream_si64((long long *)(void *)(to), (long long)(value)) /* past the caches */
 #elif defined(__aarch64__)
 #if defined(__clang__)
 #define HARDWARE __attribute__((target("crc")))
@@ -24,6 +26,7 @@
 #include <arm_acle.h>
 #define STEP_8(crc, value) __crc32cd((crc), (value))
 #define STEP_1(crc, value) __crc32cb((crc), (value))
+#define PUT_8(to, value) memcpy((to), &(uint64_t){value}, 8)
 #endif
 
 #define POLYNOMIAL 0x82f63b78u /* bits reversed */
@@ -97,8 +100,10 @@ static uint64_t word_at(const unsigned char *from)
     return value;
 }
 
-static uint32_t by_table(const unsigned char *from, int64_t num_bytes, uint32_t crc)
+static uint32_t by_table(unsigned char *to, const unsigned char *from, int64_t num_bytes, uint32_t crc)
 {
+    if (to != NULL)
+        from = memcpy(to, from, (size_t)num_bytes);
     for (; num_bytes >= 8; num_bytes -= 8, from += 8) {
         uint32_t low = crc ^ ((uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24);
         crc = by_bytes[7][low & 0xff] ^ by_bytes[6][(low >> 8) & 0xff] ^ by_bytes[5][(low >> 16) & 0xff] ^ by_bytes[4][low >> 24]
@@ -110,61 +115,107 @@ static uint32_t by_table(const unsigned char *from, int64_t num_bytes, uint32_t 
 }
 
 #if defined(HARDWARE)
-/* Continue a crc over four lanes of 2^bits bytes. It is added last: nothing waits for the bytes before. */
-HARDWARE static inline uint32_t by_lanes(const unsigned char *from, const int bits, uint32_t crc)
+#define INLINE static inline __attribute__((always_inline))
+
+/* Whether words can be stored there past the caches. */
+static int is_even(const unsigned char *to)
 {
-    const int64_t lane = (int64_t)1 << bits;
-    uint32_t a = 0, b = 0, c = 0, d = 0;
-    for (int64_t i = 0; i < 4 * lane; i += LINE_BYTES)
-        __builtin_prefetch(from + AHEAD_BYTES + i); /* a hint past the end of the data does no harm */
-    for (int64_t i = 0; i < lane; i += 8) {
-        a = STEP_8(a, word_at(from + i));
-        b = STEP_8(b, word_at(from + lane + i));
-        c = STEP_8(c, word_at(from + 2 * lane + i));
-        d = STEP_8(d, word_at(from + 3 * lane + i));
-    }
-    const moving *past = &by_zeros[bits];
-    return moved(moved(moved(moved(crc, past) ^ a, past) ^ b, past) ^ c, past) ^ d;
+    return ((uintptr_t)to & (sizeof(uint64_t) - 1)) == 0;
 }
 
-HARDWARE static uint32_t by_instruction(const unsigned char *from, int64_t num_bytes, uint32_t crc)
+/* Four words of four runs, `step` apart: each is read once, so that what is summed is what is copied. */
+HARDWARE INLINE void four_words(unsigned char *to, const unsigned char *from, int64_t at, int64_t step, uint32_t *sums, const int is_copied)
 {
-    for (; num_bytes >= 4 << LANE_BITS; num_bytes -= 4 << LANE_BITS, from += 4 << LANE_BITS)
-        crc = by_lanes(from, LANE_BITS, crc);
-    for (; num_bytes >= 4 << SHORT_LANE_BITS; num_bytes -= 4 << SHORT_LANE_BITS, from += 4 << SHORT_LANE_BITS)
-        crc = by_lanes(from, SHORT_LANE_BITS, crc);
-    for (; num_bytes >= 8; num_bytes -= 8, from += 8)
-        crc = STEP_8(crc, word_at(from));
-    for (; num_bytes > 0; num_bytes--, from++)
-        crc = STEP_1(crc, *from);
+    uint64_t a = word_at(from + at), b = word_at(from + at + step), c = word_at(from + at + 2 * step), d = word_at(from + at + 3 * step);
+    sums[0] = STEP_8(sums[0], a);
+    sums[1] = STEP_8(sums[1], b);
+    sums[2] = STEP_8(sums[2], c);
+    sums[3] = STEP_8(sums[3], d);
+    if (is_copied) {
+        PUT_8(to + at, a);
+        PUT_8(to + at + step, b);
+        PUT_8(to + at + 2 * step, c);
+        PUT_8(to + at + 3 * step, d);
+    }
+}
+
+/* Continue a crc over four lanes of 2^bits bytes. It is added last: nothing waits for the bytes before. */
+HARDWARE INLINE uint32_t by_lanes(unsigned char *to, const unsigned char *from, int64_t at, const int bits, uint32_t crc, const int is_copied)
+{
+    const int64_t lane = (int64_t)1 << bits;
+    uint32_t sums[4] = {0};
+    for (int64_t i = 0; i < 4 * lane; i += LINE_BYTES)
+        __builtin_prefetch(from + at + AHEAD_BYTES + i); /* a hint past the end of the data does no harm */
+    for (int64_t i = 0; i < lane; i += 8)
+        four_words(to, from, at + i, lane, sums, is_copied);
+    const moving *past = &by_zeros[bits];
+    return moved(moved(moved(moved(crc, past) ^ sums[0], past) ^ sums[1], past) ^ sums[2], past) ^ sums[3];
+}
+
+HARDWARE INLINE uint32_t by_words(unsigned char *to, const unsigned char *from, int64_t num_bytes, uint32_t crc, const int is_copied)
+{
+    int64_t done = 0;
+    for (; num_bytes - done >= 4 << LANE_BITS; done += 4 << LANE_BITS)
+        crc = by_lanes(to, from, done, LANE_BITS, crc, is_copied);
+    for (; num_bytes - done >= 4 << SHORT_LANE_BITS; done += 4 << SHORT_LANE_BITS)
+        crc = by_lanes(to, from, done, SHORT_LANE_BITS, crc, is_copied);
+    for (; num_bytes - done >= 8; done += 8) {
+        uint64_t word = word_at(from + done);
+        crc = STEP_8(crc, word);
+        if (is_copied)
+            PUT_8(to + done, word);
+    }
+    for (; done < num_bytes; done++) {
+        unsigned char byte = from[done];
+        crc = STEP_1(crc, byte);
+        if (is_copied)
+            to[done] = byte;
+    }
     return crc;
 }
 
-/* Four neighbouring runs of equal length, each by itself: nothing is joined. */
-HARDWARE static void four_by_instruction(const unsigned char *from, int64_t run_bytes, uint32_t *found)
+HARDWARE static uint32_t by_instruction(unsigned char *to, const unsigned char *from, int64_t num_bytes, uint32_t crc)
 {
-    const unsigned char *second = from + run_bytes, *third = second + run_bytes, *fourth = third + run_bytes;
-    uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (to != NULL && is_even(to))
+        return by_words(to, from, num_bytes, crc, 1);
+    if (to != NULL)
+        from = memcpy(to, from, (size_t)num_bytes);
+    return by_words(NULL, from, num_bytes, crc, 0);
+}
+
+HARDWARE INLINE void four_by_words(unsigned char *to, const unsigned char *from, int64_t run_bytes, uint32_t *found, const int is_copied)
+{
+    uint32_t sums[4] = {0};
     int64_t i = 0;
     for (int64_t ahead = 0; ahead < 4 * run_bytes; ahead += LINE_BYTES)
         __builtin_prefetch(from + AHEAD_BYTES + ahead);
-    for (; i + 8 <= run_bytes; i += 8) {
-        a = STEP_8(a, word_at(from + i));
-        b = STEP_8(b, word_at(second + i));
-        c = STEP_8(c, word_at(third + i));
-        d = STEP_8(d, word_at(fourth + i));
+    for (; i + 8 <= run_bytes; i += 8)
+        four_words(to, from, i, run_bytes, sums, is_copied);
+    for (; i < run_bytes; i++)
+        for (int run = 0; run < 4; run++) {
+            unsigned char byte = from[run * run_bytes + i];
+            sums[run] = STEP_1(sums[run], byte);
+            if (is_copied)
+                to[run * run_bytes + i] = byte;
+        }
+    memcpy(found, sums, sizeof sums);
+}
+
+/* Four neighbouring runs of equal length, each by itself: nothing is joined. */
+HARDWARE static void four_by_instruction(unsigned char *to, const unsigned char *from, int64_t run_bytes, uint32_t *found)
+{
+    if (to != NULL && is_even(to) && run_bytes % 8 == 0) {
+        four_by_words(to, from, run_bytes, found, 1);
+        return;
     }
-    for (; i < run_bytes; i++) {
-        a = STEP_1(a, from[i]);
-        b = STEP_1(b, second[i]);
-        c = STEP_1(c, third[i]);
-        d = STEP_1(d, fourth[i]);
-    }
-    found[0] = a, found[1] = b, found[2] = c, found[3] = d;
+    if (to != NULL)
+        from = memcpy(to, from, (size_t)(4 * run_bytes));
+    four_by_words(NULL, from, run_bytes, found, 0);
 }
 #endif
 
-typedef uint32_t (*summing)(const unsigned char *from, int64_t num_bytes, uint32_t crc);
+/* Continues a crc, and copies the bytes on the way when there is a place for them. */
+typedef uint32_t (*summing)(unsigned char *to, const unsigned char *from, int64_t num_bytes, uint32_t crc);
 
 /* What continues a crc, without the inversions at its ends, on the path in force. */
 static summing prepared(void)
@@ -184,12 +235,12 @@ uint32_t ag_copy_crc32c(void *dst, const void *src, int64_t num_bytes, uint32_t 
     summing advance = prepared();
     crc = ~crc;
     if (to == NULL)
-        return ~(num_bytes > 0 ? advance(from, num_bytes, crc) : crc);
-    /* Piece by piece, so that what is copied comes from the cache that the checksum has just filled. What is summed is what was copied. */
+        return ~(num_bytes > 0 ? advance(NULL, from, num_bytes, crc) : crc);
+    /* Piece by piece, so that what is summed comes from the cache that the copy has just filled: whoever asked for it reads the copy next. */
     for (int64_t done = 0; done < num_bytes; done += COPY_BYTES) {
         int64_t n = num_bytes - done < COPY_BYTES ? num_bytes - done : COPY_BYTES;
         memcpy(to + done, from + done, (size_t)n);
-        crc = advance(to + done, n, crc);
+        crc = advance(NULL, to + done, n, crc);
     }
     return ~crc;
 }
@@ -203,7 +254,7 @@ void ag_crc32c_cells(const void *src, int64_t num_rows, int64_t band_bytes, int3
     for (int64_t row = 0; row < num_rows; row++) {
         uint32_t *cells = out + row / rows_per_cell * num_bands;
         for (int32_t band = 0; band < num_bands; band++, from += band_bytes)
-            cells[band] = advance(from, band_bytes, cells[band]);
+            cells[band] = advance(NULL, from, band_bytes, cells[band]);
     }
     for (int64_t cell = 0; cell < num_cells; cell++)
         out[cell] = ~out[cell];
@@ -211,44 +262,65 @@ void ag_crc32c_cells(const void *src, int64_t num_rows, int64_t band_bytes, int3
 
 /* The chunks of a block, filled from the first on. */
 typedef struct {
-    const unsigned char *from;
+    const unsigned char *from; /* the next byte, and where it goes if it is copied */
+    unsigned char *to;
+    const ag_piece *next;
     int64_t done, stop; /* of the block's bytes: what is summed, and where the chunk under way ends */
+    int64_t held;       /* where the piece under way ends */
     int64_t num_bytes, chunk_bytes;
     uint32_t *out;
     summing advance;
 } block;
 
-static void end_chunk(block *all)
+/* How many of the bytes before `until` can be taken at once. */
+static int64_t at_once(const block *all, int64_t until)
 {
+    int64_t stop = all->stop < all->held ? all->stop : all->held;
+    return (until < stop ? until : stop) - all->done;
+}
+
+static void open_piece(block *all)
+{
+    while (all->done == all->held && all->done < all->num_bytes) {
+        all->from = all->next->from;
+        all->held += all->next->num_bytes;
+        all->next++;
+    }
+}
+
+static void go_on(block *all, int64_t num_bytes)
+{
+    all->done += num_bytes, all->from += num_bytes;
+    if (all->to != NULL)
+        all->to += num_bytes;
     if (all->done == all->stop) {
         all->out++;
         all->stop += all->chunk_bytes < all->num_bytes - all->stop ? all->chunk_bytes : all->num_bytes - all->stop;
     }
+    open_piece(all);
 }
 
 static void add_plain(block *all, int64_t until)
 {
     while (all->done < until) {
-        int64_t stop = until < all->stop ? until : all->stop;
-        *all->out = all->advance(all->from + all->done, stop - all->done, *all->out);
-        all->done = stop;
-        end_chunk(all);
+        int64_t n = at_once(all, until);
+        *all->out = all->advance(all->to, all->from, n, *all->out);
+        go_on(all, n);
     }
 }
 
 /* Whole bands, each by itself: four of them when they are too short for lanes. How many. */
 static int64_t sum_bands(const block *all, int64_t band_bytes, int64_t most, uint32_t *found)
 {
-    const unsigned char *from = all->from + all->done;
 #if defined(HARDWARE)
     if (most >= 4 && band_bytes < 4 << LANE_BITS && all->advance == by_instruction) {
-        four_by_instruction(from, band_bytes, found);
+        four_by_instruction(all->to, all->from, band_bytes, found);
         return 4;
     }
 #else
     (void)most;
 #endif
-    found[0] = all->advance(from, band_bytes, 0);
+    found[0] = all->advance(all->to, all->from, band_bytes, 0);
     return 1;
 }
 
@@ -260,27 +332,29 @@ static void add_stretch(block *all, const ag_stretch *one, uint32_t *cells)
     int64_t row = one->start / (band_bytes * num_bands), inside = one->start % band_bytes;
     int64_t band = one->start / band_bytes % num_bands;
     while (all->done < stop) {
-        int64_t left = (stop < all->stop ? stop : all->stop) - all->done;
+        int64_t left = at_once(all, stop);
+        uint32_t *chunk = all->out;
         if (inside == 0 && left >= band_bytes) {
             uint32_t found[4];
             int64_t most = left / band_bytes < num_bands - band ? left / band_bytes : num_bands - band;
             int64_t count = sum_bands(all, band_bytes, most, found);
             for (int64_t i = 0; i < count; i++) {
-                *all->out = moved(*all->out, past_band) ^ found[i];
+                *chunk = moved(*chunk, past_band) ^ found[i];
                 cells[band + i] = moved(cells[band + i], past_band) ^ found[i];
             }
-            all->done += count * band_bytes, band += count;
+            go_on(all, count * band_bytes);
+            band += count;
         } else {
-            /* What the ends of chunks and blocks leave of a band. */
+            /* What the ends of chunks, pieces and blocks leave of a band. */
             int64_t n = left < band_bytes - inside ? left : band_bytes - inside;
-            uint32_t found = all->advance(all->from + all->done, n, 0);
-            *all->out = past_zeros(*all->out, n) ^ found;
+            uint32_t found = all->advance(all->to, all->from, n, 0);
+            *chunk = past_zeros(*chunk, n) ^ found;
             cells[band] = past_zeros(cells[band], n) ^ found;
-            all->done += n, inside += n;
+            go_on(all, n);
+            inside += n;
             if (inside == band_bytes)
                 inside = 0, band++;
         }
-        end_chunk(all);
         if (band == num_bands) {
             band = 0, row++;
             if (row % one->rows_per_cell == 0)
@@ -298,14 +372,21 @@ static void add_stretch(block *all, const ag_stretch *one, uint32_t *cells)
     }
 }
 
-void ag_crc32c_block(const void *src, int64_t num_bytes, int64_t chunk_bytes, uint32_t *chunks, const ag_stretch *stretches, int32_t num_stretches,
-                     uint32_t *cells)
+void ag_gather_crc32c(void *dst, const ag_piece *pieces, int32_t num_pieces, int64_t chunk_bytes, uint32_t *chunks, const ag_stretch *stretches,
+                      int32_t num_stretches, uint32_t *cells)
 {
-    block all = {.from = src, .num_bytes = num_bytes, .chunk_bytes = chunk_bytes, .out = chunks, .advance = prepared()};
-    all.stop = chunk_bytes < num_bytes ? chunk_bytes : num_bytes;
+    block all = {.to = dst, .next = pieces, .chunk_bytes = chunk_bytes, .out = chunks, .advance = prepared()};
+    for (int32_t i = 0; i < num_pieces; i++)
+        all.num_bytes += pieces[i].num_bytes;
+    all.stop = chunk_bytes < all.num_bytes ? chunk_bytes : all.num_bytes;
+    open_piece(&all);
     for (int32_t i = 0; i < num_stretches; i++) {
         add_plain(&all, stretches[i].at);
         add_stretch(&all, &stretches[i], cells + stretches[i].first_cell);
     }
-    add_plain(&all, num_bytes);
+    add_plain(&all, all.num_bytes);
+#if defined(__x86_64__)
+    if (dst != NULL)
+        _mm_sfence();
+#endif
 }

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ARGOSY_ABI 4
+#define ARGOSY_ABI 5
 
 /* How a wait ended. */
 enum ag_status {
@@ -94,11 +94,18 @@ typedef struct {
     int64_t first_cell; /* where the stretch's cells begin in the output */
 } ag_stretch;
 
+/* Bytes of a block that lie together. */
+typedef struct {
+    const void *from;
+    int64_t num_bytes;
+} ag_piece;
+
 /* In one pass the linear CRC32Cs (against those of as many zeros) of each chunk of a block, and of each cell that a stretch has bytes of: the rest
- * of such a cell counts as zeros. Stretches in their order in the block, which do not overlap; chunks and cells, num_bands for each row of cells
- * that a stretch touches, must be 0. */
-void ag_crc32c_block(const void *src, int64_t num_bytes, int64_t chunk_bytes, uint32_t *chunks, const ag_stretch *stretches, int32_t num_stretches,
-                     uint32_t *cells);
+ * of such a cell counts as zeros. The block is its pieces one after another; they are brought together at dst, past the caches, unless it is NULL:
+ * each byte is read once, so that the sums are of what is there. Stretches in their order in the block, which do not overlap; chunks and cells,
+ * num_bands for each row of cells that a stretch touches, must be 0. */
+void ag_gather_crc32c(void *dst, const ag_piece *pieces, int32_t num_pieces, int64_t chunk_bytes, uint32_t *chunks, const ag_stretch *stretches,
+                      int32_t num_stretches, uint32_t *cells);
 
 /* Count the elements in which a and b differ (as bytes, element_bytes 1, 2, 4 or 8) and write the first `capacity` of their indices. */
 int64_t ag_changed(const void *a, const void *b, int64_t count, int32_t element_bytes, int64_t *indices, int64_t capacity);

@@ -14,7 +14,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
-ABI = 4
+ABI = 5
 SWITCH = "ARGOSY_NATIVE"
 WITHOUT = "torch operations"
 
@@ -67,7 +67,10 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "ag_copy_crc32c": (_U32, (_POINTER, _POINTER, _I64, _U32)),
     "ag_crc32c_cells": (None, (_POINTER, _I64, _I64, _I32, _I64, _POINTER)),
-    "ag_crc32c_block": (None, (_POINTER, _I64, _I64, _POINTER, _POINTER, _I32, _POINTER)),
+    "ag_gather_crc32c": (
+        None,
+        (_POINTER, _POINTER, _I32, _I64, _POINTER, _POINTER, _I32, _POINTER),
+    ),
     "ag_changed": (_I64, (_POINTER, _POINTER, _I64, _I32, _POINTER, _I64)),
     "ag_compare_and_swap": (_I32, (_POINTER, _U64, _U64)),
     "ag_store": (None, (_POINTER, _U64)),

@@ -92,6 +92,25 @@ def test_tensors_aligned_as_the_file_are_not_copied(directory):
     del source, made, aligned
 
 
+def test_a_block_of_plain_tensors_is_gathered_and_summed_in_one_pass(directory, monkeypatch):
+    path, descriptor = directory
+    made = [entry_of(f"layer {number}", torch.randn(300, 1024), "model") for number in range(9)] + [
+        entry_of("number", torch.tensor(3.5), "model")
+    ]
+    monkeypatch.setattr(TensorSource, "fill", None)
+    monkeypatch.setattr(checksums, "of_block", None)
+    image, _, written, data = written_alone(path, descriptor, made)
+    (file,) = image.files
+    for entry in made:
+        slot = next(one for one in file.slots if one.name == entry.name)
+        assert data[slot.offset : slot.stop] == entry.buffers[0].numpy().tobytes(), entry.name
+    chunk_bytes = tables.chunk_bytes_for(file.size)
+    known = [
+        checksums.of_bytes(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)
+    ]
+    assert tables.join(file.size, chunk_bytes, written).tolist() == known
+
+
 def test_pace_is_asked_before_every_block_and_may_end_the_save(directory):
     _, descriptor = directory
     made = entries()

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from argosy.checkpoint import Checkpointer, Keep, PerRank, Rules
+from argosy.checkpoint import Checkpointer, Keep, PerRank, Rules, saving
 from argosy.checkpoint.boards import Group
 from argosy.cli.app import main
 from argosy.errors import ConfigError, MismatchError, NotFoundError
@@ -239,6 +239,17 @@ def test_lazy_slices_equal_the_tensors_own(tmp_path):
         lazy[40]
     with pytest.raises(NotFoundError, match="no tensor 'y'"):
         checkpointer.open(0).tensor("y")
+
+
+def test_a_state_that_keeps_its_form_is_planned_once(tmp_path, monkeypatch):
+    planned = []
+    plan = saving._plan
+    monkeypatch.setattr(saving, "_plan", lambda *given: planned.append(given) or plan(*given))
+    checkpointer = Checkpointer(tmp_path)
+    for step, width in enumerate((4, 4, 5)):
+        checkpointer.save(step, {"x": torch.full((width,), float(step))})
+        assert checkpointer.open(step).tensor("x").read().tolist() == [float(step)] * width
+    assert len(planned) == 2
 
 
 def test_partial_loads_follow_their_rules(tmp_path):

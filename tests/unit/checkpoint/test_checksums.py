@@ -1,5 +1,7 @@
 """CRC32C of memory: known values, chunks and cells; native code and numpy agree."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -125,6 +127,53 @@ def test_one_pass_gives_chunks_and_cells_of_stretches(forced, block, chunk_bytes
         linear(data[at : at + chunk_bytes]) for at in range(0, size, chunk_bytes)
     ]
     assert [one.tolist() for one in cells] == [cells_by_numpy(data, one) for one in stretches]
+
+
+@st.composite
+def scattered(draw):
+    """A block as above, where its pieces end, and how its destination lies in a word."""
+    size, stretches = draw(blocks())
+    cuts = draw(st.lists(st.integers(0, size), max_size=4) | st.just([size // 16 * 8]))
+    return size, stretches, [0, *sorted(cuts), size], draw(st.sampled_from([0, 0, 1, 4]))
+
+
+@pytest.mark.parametrize("forced", ["baseline", "sse4.2", "crc", ""])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(block=scattered(), chunk_bytes=st.sampled_from([64, 1000, 4096, 65536]))
+def test_pieces_are_brought_together_and_summed_in_one_pass(forced, block, chunk_bytes):
+    native = loader.library()
+    if native is None or native.ag_force_path(forced.encode()) != loader.OK:
+        pytest.skip("not on this machine")
+    size, stretches, cuts, lead = block
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    own = [data[low:high].copy() for low, high in itertools.pairwise(cuts)]
+    pieces = [(one.ctypes.data, one.size) for one in own]
+    room = np.full(size + lead + 64, 7, dtype=np.uint8)
+    try:
+        chunks, cells = checksums.of_gathered(
+            room.ctypes.data + lead, pieces, chunk_bytes, stretches
+        )
+        apart = checksums.of_pieces(pieces, chunk_bytes)
+        known, known_cells = checksums.of_block(data.ctypes.data, size, chunk_bytes, stretches)
+    finally:
+        native.ag_force_path(None)
+    assert room[lead : lead + size].tolist() == data.tolist()
+    assert set(room[:lead]) <= {7}
+    assert set(room[lead + size :]) == {7}
+    assert chunks.tolist() == known.tolist()
+    assert apart.tolist() == checksums.of_chunks(data.ctypes.data, size, chunk_bytes).tolist()
+    assert [one.tolist() for one in cells] == [one.tolist() for one in known_cells]
+
+
+def test_pieces_have_the_same_checksums_without_native_code(path):
+    data = np.random.default_rng(6).integers(0, 256, 9000, dtype=np.uint8)
+    pieces = [(data.ctypes.data, 5000), (data.ctypes.data + 5000, 4000)]
+    room = np.zeros(9000, dtype=np.uint8)
+    chunks, _ = checksums.of_gathered(room.ctypes.data, pieces, 4096, [])
+    assert room.tolist() == data.tolist()
+    assert chunks.tolist() == [linear(data[at : at + 4096]) for at in range(0, 9000, 4096)]
+    known = checksums.of_chunks(data.ctypes.data, 9000, 4096)
+    assert checksums.of_pieces(pieces, 4096).tolist() == known.tolist()
 
 
 def test_without_native_code_a_block_has_the_same_chunks_and_no_cells(path):

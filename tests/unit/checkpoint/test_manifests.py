@@ -163,6 +163,19 @@ def test_a_manifest_that_lies_is_refused_though_its_checksum_is_right(lie):
     assert "step-000000007" in caught.value.what or "x" in caught.value.what
 
 
+def test_the_tensors_of_a_manifest_that_is_known_are_not_looked_at_again():
+    data = manifests.encode(manifest(tensors={"w": tensor(shape=(99, 99))}))
+    crc = manifests.crc_of(data)
+    assert manifests.decode(data, known_crc=crc).tensors["w"].shape == (99, 99)
+    for other in (None, crc ^ 1):
+        with pytest.raises(CheckpointDamaged):
+            manifests.decode(data, known_crc=other)
+    outside = {"../extra.json": file(20, "extra")}
+    data = manifests.encode(manifest(files=outside, tensors={}, aliases={}, values=None))
+    with pytest.raises(CheckpointDamaged):
+        manifests.decode(data, known_crc=manifests.crc_of(data))
+
+
 def test_parts_that_tile_a_tensor_are_accepted():
     boxes = [Box((0, 0), (32, 16)), Box((0, 16), (16, 48)), Box((16, 16), (16, 48))]
     offsets = [4096, 4096 + 2048, 4096 + 2048 + 3072]
