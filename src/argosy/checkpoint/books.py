@@ -5,7 +5,7 @@ The registry hands one book to the parts of a state in turn. Reads metadata only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -39,9 +39,12 @@ class Book:
         *,
         aside: Mapping[int, Aside] | None = None,
         addresses: Mapping[int, int] | None = None,
+        rename: Callable[[str], str] | None = None,
     ) -> None:
-        """Of a state that was captured: what was set aside and where the rest was, by the identity of tensors."""
+        """Of a state that was captured: what was set aside and where the rest was, by the identity of tensors. Of a load: what the checkpoint calls a tensor of the state."""
         self.rank = rank
+        self._rename = rename
+        self._stored: dict[str, str] = {}
         self._aside = aside or {}
         self._addresses = addresses or {}
         self.entries: list[Entry] = []
@@ -55,6 +58,19 @@ class Book:
         self.parameters: dict[int, str] = {}
         """Names of parameters by identity, for optimizers."""
         self._places: dict[tuple[Any, ...], str] = {}
+
+    def stored_name(self, name: str) -> str:
+        """What the checkpoint calls a tensor of the state."""
+        if name in self._stored:
+            return self._stored[name]
+        return name if self._rename is None else self._rename(name)
+
+    def add_stored(
+        self, name: str, value: torch.Tensor | Pieces, kind: Kind, stored: str = ""
+    ) -> None:
+        """Room for a tensor of which the checkpoint has said what it calls it: rules of renaming are not asked."""
+        self._stored[name] = stored or name
+        self.add(name, value, kind, is_destination=True)
 
     def add(
         self, name: str, value: torch.Tensor | Pieces, kind: Kind, *, is_destination: bool = False
@@ -122,7 +138,7 @@ def decoded(
         room = known.get(name)
         if room is None or tuple(room.shape) != tuple(lazy.shape):
             room = torch.empty(lazy.shape, dtype=lazy.dtype)
-        book.add(name, room, opened.record(name).kind, is_destination=True)
+        book.add_stored(name, room, opened.record(name).kind)
         return room
 
     return trees.decode(tree, fetch)

@@ -31,7 +31,8 @@ class Rules:
     """How names and dtypes of a checkpoint may differ from the state's.
 
     `exact`: both have the same tensors under the keys that are loaded. `subset`: all of the state is in the checkpoint, which may have more.
-    `any`: what is in both is loaded. `rename` turns the state's names into the checkpoint's: (regular expression, replacement) pairs, or a function.
+    `any`: what is in both is loaded. `rename` turns the state's names of a module's tensors into the checkpoint's: (regular expression, replacement) pairs, or a
+    function. What an optimizer keeps for a parameter follows the parameter.
     """
 
     strict: Strictness = "exact"
@@ -83,7 +84,7 @@ def load(
 ) -> Loaded:
     """Fill the parts of a state from a checkpoint, with a visit together with other processes of this host."""
     rules = rules or Rules()
-    book = Book(rank)
+    book = Book(rank, rename=rules.stored_name)
     stored = opened.trees()
     lacking = _lacking(opened, parts, stored, rules)
     with opened.naming_tensors():
@@ -131,14 +132,14 @@ def _match(opened: Opened, book: Book, rules: Rules) -> tuple[list[tuple[Entry, 
     known = set(opened.names())
     found, missing = [], []
     for entry in book.entries:
-        name = rules.stored_name(entry.name)
+        name = book.stored_name(entry.name)
         if name not in known:
             missing.append(entry.name)
             continue
         _compare(opened, entry, name, rules)
         found.append((entry, name))
     if missing and rules.strict != "any":
-        near = nearest(rules.stored_name(missing[0]), known)
+        near = nearest(book.stored_name(missing[0]), known)
         raise MismatchError(
             f"{opened.path.name} lacks {len(missing)} tensors of the state, first {missing[0]!r}"
             + (f"; the nearest it has is {near!r}" if near else ""),
@@ -166,8 +167,8 @@ def _compare(opened: Opened, entry: Entry, name: str, rules: Rules) -> None:
 
 def _unused(opened: Opened, book: Book, keys: set[str], rules: Rules) -> list[str]:
     """Tensors of the loaded keys that nothing was filled from."""
-    taken = {rules.stored_name(entry.name) for entry in book.entries}
-    taken |= {rules.stored_name(name) for name in book.aliases}
+    taken = {book.stored_name(entry.name) for entry in book.entries}
+    taken |= {book.stored_name(name) for name in book.aliases}
     taken |= {opened.manifest.aliases.get(name, name) for name in taken}
     own_rank = f"rank-{book.rank:05d}/"
     unused = []

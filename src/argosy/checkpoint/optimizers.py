@@ -78,14 +78,21 @@ class OptimizerState:
                 f"{opened.path.name} has no optimizer under {self._key!r}",
                 fix="save under the same keys, or leave the optimizer out of the load",
             )
-        by_name: dict[str, torch.Tensor] = {}
+        members: list[tuple[str, str, torch.Tensor]] = []
         grouped: list[list[str]] = []
         for place, group in enumerate(self._optimizer.param_groups):
             parameters = group["params"]
-            grouped.append(self._names(book, place, parameters))
-            by_name |= zip(grouped[-1], parameters, strict=True)
+            own = self._names(book, place, parameters)
+            # What is called by its place is so in the checkpoint, too.
+            grouped.append(
+                [
+                    book.stored_name(name) if id(parameter) in book.parameters else name
+                    for name, parameter in zip(own, parameters, strict=True)
+                ]
+            )
+            members += zip(own, grouped[-1], parameters, strict=True)
         stored = {name for group in tree["groups"] for name in group["parameters"]}
-        odd = sorted(stored ^ set(by_name))
+        odd = sorted(stored ^ {name for _, name, _ in members})
         if odd:
             side = "only in the checkpoint" if odd[0] in stored else "not in the checkpoint"
             raise MismatchError(
@@ -96,23 +103,30 @@ class OptimizerState:
             {key: decoded(one, book, opened) for key, one in group.items() if key != "parameters"}
             for group in _matched(self._key, tree["groups"], grouped)
         ]
-        for name, parameter in by_name.items():
-            self._prepare_one(book, opened, tree, name, parameter)
+        for own_name, name, parameter in members:
+            self._prepare_one(book, opened, tree, (own_name, name), parameter)
 
     def _prepare_one(
-        self, book: Book, opened: Opened, tree: Any, name: str, parameter: torch.Tensor
+        self,
+        book: Book,
+        opened: Opened,
+        tree: Any,
+        names: tuple[str, str],
+        parameter: torch.Tensor,
     ) -> None:
+        """Of a parameter, by its names here and in the checkpoint."""
+        own, stored = names
         state: dict[str, Any] = {}
         now = self._optimizer.state.get(parameter, {})
-        for member in tree["tensors"].get(name, ()):
-            path = f"{self._key}/{name}/{member}"
+        for member in tree["tensors"].get(stored, ()):
+            path = f"{self._key}/{stored}/{member}"
             lazy = opened.tensor(path)
             here = now.get(member)
             if not isinstance(here, torch.Tensor) or here.shape != lazy.shape:
                 here = _room(lazy.shape, lazy.dtype, parameter)
-            book.add(path, here, "optimizer", is_destination=True)
+            book.add_stored(f"{self._key}/{own}/{member}", here, "optimizer", path)
             state[member] = here
-        for member, one in tree["state"].get(name, {}).items():
+        for member, one in tree["state"].get(stored, {}).items():
             state[member] = decoded(one, book, opened)
         self._loaded[parameter] = state
 

@@ -68,7 +68,7 @@ class TreeState:
             tree = self._own_of(tree, book.rank, opened)
         if isinstance(self._value, (torch.Tensor, Pieces)):
             if tree is not None:
-                book.add(tree["$tensor"], self._value, "extra", is_destination=True)
+                book.add_stored(tree["$tensor"], self._value, "extra")
             self._loaded = self._value
             return
         existing = _tensors_in(self._value, self._path(book.rank))

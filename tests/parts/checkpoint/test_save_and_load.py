@@ -270,6 +270,40 @@ def test_partial_loads_follow_their_rules(tmp_path):
     assert sorted(loaded.missing) == ["body.bias", "body.weight"]
 
 
+@pytest.mark.parametrize("pattern", [r"^body\.", r"body\."])
+def test_what_an_optimizer_keeps_follows_its_renamed_parameter(tmp_path, pattern):
+    def trained(model, seed):
+        torch.manual_seed(seed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=seed / 100)
+        model(torch.randn(2, 4)).square().sum().backward()
+        optimizer.step()
+        return optimizer
+
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    saved = trained(plain, 1)
+    # Another key's tensors are no module's: their names are not turned, though the pattern is in them.
+    extra = {"body.mean": torch.arange(3.0)}
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"model": plain, "optimizer": saved, "extra": extra})
+
+    wrapped = torch.nn.Sequential()
+    wrapped.body = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    for has_stepped in (False, True):
+        own = trained(wrapped, 2) if has_stepped else torch.optim.AdamW(wrapped.parameters())
+        state = {"model": wrapped, "optimizer": own, "extra": {"body.mean": torch.zeros(3)}}
+        with pytest.raises(MismatchError, match=r"'optimizer' differs: '0\.bias' is only in"):
+            checkpointer.load(state)
+        loaded = checkpointer.load(state, rules=Rules(rename=[(pattern, "")]))
+        assert not loaded.missing + loaded.unused
+        assert state["extra"]["body.mean"].tolist() == [0.0, 1.0, 2.0]
+        assert own.param_groups[0]["lr"] == 0.01
+        for parameter, other in zip(wrapped.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(parameter, other)
+            assert own.state[parameter].keys() == saved.state[other].keys()
+            for member, value in saved.state[other].items():
+                assert torch.equal(own.state[parameter][member], value), member
+
+
 def test_other_shapes_and_dtypes_are_refused_before_anything_changes(tmp_path):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"model": torch.nn.Linear(4, 3)})
