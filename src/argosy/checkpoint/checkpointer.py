@@ -202,6 +202,8 @@ class Checkpointer:
             self._say("failed", step, begun, str(failure))
             raise
         crc32c = None if data is None else manifests.crc_of(data)
+        # Nobody else would have finished it: it is staged no earlier than it is durable.
+        self._say("staged", step, begun)
         self._become_durable(step, crc32c, begun)
         self._schedule.saved(time.monotonic() - begun)
         return path
