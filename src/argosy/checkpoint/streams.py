@@ -1,4 +1,4 @@
-"""Random streams as plain values: python's, numpy's and torch's default ones, and generators of the user's own.
+"""Random streams as plain values: python's, numpy's, torch's and its accelerator's default ones, and generators of the user's own.
 
 States are numbers, texts and small tensors, never pickled. Used by the registry; seeds nothing.
 """
@@ -11,25 +11,45 @@ from typing import Any
 import numpy as np
 import torch
 
-Now = tuple[tuple[Any, ...], Any, torch.Tensor]
+Now = tuple[tuple[Any, ...], Any, torch.Tensor, dict[str, torch.Tensor]]
 
 
 def now() -> Now:
-    """The states of the default streams, python's, numpy's and torch's; nobody else has them."""
-    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    """The states of the default streams, python's, numpy's, torch's and the accelerator's; nobody else has them."""
+    return (
+        random.getstate(),
+        np.random.get_state(legacy=False),
+        torch.get_rng_state(),
+        _now_of_accelerator(),
+    )
+
+
+def _now_of_accelerator() -> dict[str, torch.Tensor]:
+    """The state of the current device's stream, by the kind of device; none of one that this process has not used. Untested on a device: there is none here."""
+    if not torch.accelerator.is_available():
+        return {}
+    module = torch.get_device_module()
+    # To ask one that is not in use would take memory of it.
+    is_used = getattr(module, "is_initialized", lambda: True)()
+    return {_accelerator(): module.get_rng_state()} if is_used else {}
+
+
+def _accelerator() -> str:
+    return str(getattr(torch.accelerator.current_accelerator(), "type", ""))
 
 
 def described(states: Now) -> dict[str, Any]:
     """As values."""
-    python, numpy, torchs = states
-    return {"python": state_of_python(python), "numpy": _plain(numpy), "torch": torchs}
+    python, numpy, torchs, accelerator = states
+    found = {"python": state_of_python(python), "numpy": _plain(numpy), "torch": torchs}
+    return found | ({"accelerator": accelerator} if accelerator else {})
 
 
 class Process:
     """The default streams of this process, as something with a state_dict."""
 
     def state_dict(self) -> dict[str, Any]:
-        """python, numpy, torch."""
+        """python, numpy, torch, and the accelerator's where one is used."""
         return described(now())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -40,6 +60,9 @@ class Process:
             np.random.set_state(_rich(state["numpy"]))
         if "torch" in state:
             torch.set_rng_state(state["torch"])
+        stored = state.get("accelerator", {})
+        if stored and torch.accelerator.is_available() and _accelerator() in stored:
+            torch.get_device_module().set_rng_state(stored[_accelerator()])
 
 
 def state_of(generator: torch.Generator | np.random.Generator | random.Random) -> Any:
