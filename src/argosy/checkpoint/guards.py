@@ -7,6 +7,7 @@ count of changes (`.data`, numpy). Used by snapshots and captures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from argosy.move.placements import local_of
 Members = list[tuple[torch.Tensor, dict[str, Any]]]
 """Parameters with their state."""
 _NOTHING: dict[str, Any] = {}
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class SnapshotTorn(ArgosyError):
@@ -28,20 +30,22 @@ class Guards:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
         self._members = {id(one): members_of(one) for one in optimizers}
-        found: list[torch.Tensor] = []
-        for groups in self._members.values():
-            for group in groups:
-                for parameter, state in group:
-                    found.append(parameter)
-                    found += [one for one in state.values() if isinstance(one, torch.Tensor)]
-        # All this is in the way of training, and a call for each tensor would be a good part of it.
-        plain = (torch.Tensor, torch.nn.Parameter)
-        self.tensors = [one if type(one) in plain else local_of(one) for one in found]
+        pairs = [pair for groups in self._members.values() for group in groups for pair in group]
+        # All this is in the way of training, and whatever is done for each tensor is a good part of it.
+        found: list[torch.Tensor] = [parameter for parameter, _ in pairs]
+        kept: list[Any] = list(chain.from_iterable([state.values() for _, state in pairs]))
+        self.kinds: set[type] = set(map(type, kept))
+        """Of all that optimizers keep for their parameters."""
+        is_tensors = self.kinds <= _PLAIN
+        found += kept if is_tensors else [one for one in kept if isinstance(one, torch.Tensor)]
+        if not set(map(type, found)) <= _PLAIN:
+            found = [one if type(one) in _PLAIN else local_of(one) for one in found]
+        self.tensors = found
         try:
-            self._versions = [one._version for one in self.tensors]
+            self._versions = [one._version for one in found]
         except RuntimeError:
-            self._versions = [version_of(one) for one in self.tensors]
-        self._addresses = [one.data_ptr() for one in self.tensors]
+            self._versions = [version_of(one) for one in found]
+        self._addresses = list(map(torch.Tensor.data_ptr, found))
 
     def members(self, optimizer: torch.optim.Optimizer) -> list[Members]:
         """Parameters of each group with their state, as they were found."""
@@ -69,8 +73,10 @@ class Guards:
 def members_of(optimizer: torch.optim.Optimizer) -> list[Members]:
     """Parameters of each group with their state as it is now."""
     states: Mapping[torch.Tensor, dict[str, Any]] = optimizer.state
+    # By identity: a tensor's own hash is a call of Python.
+    by_id = {id(one): state for one, state in states.items()}
     return [
-        [(one, dict(states.get(one, _NOTHING))) for one in group["params"]]
+        [(one, dict(by_id.get(id(one), _NOTHING))) for one in group["params"]]
         for group in optimizer.param_groups
     ]
 

@@ -83,21 +83,23 @@ def find_plain(
     module: torch.nn.Module, prefix: str, found: list[tuple[str, torch.Tensor, Kind]]
 ) -> None:
     """What state_dict() gives, in its order and many times faster; NotTaken where a module has a say in that."""
+    # Attributes of a module are looked for in several places; this is where these are.
+    own = module.__dict__
     if (
         not _is_plain(type(module))  # type: ignore[arg-type]
-        or module._state_dict_hooks
-        or module._state_dict_pre_hooks
-        or "state_dict" in module.__dict__
+        or own["_state_dict_hooks"]
+        or own["_state_dict_pre_hooks"]
+        or "state_dict" in own
     ):
         raise NotTaken
-    for name, parameter in module._parameters.items():
+    for name, parameter in own["_parameters"].items():
         if parameter is not None:
             kind: Kind = "model" if parameter.requires_grad else "frozen"
             found.append((prefix + name, parameter, kind))
-    for name, buffer in module._buffers.items():
-        if buffer is not None and name not in module._non_persistent_buffers_set:
+    for name, buffer in own["_buffers"].items():
+        if buffer is not None and name not in own["_non_persistent_buffers_set"]:
             found.append((prefix + name, buffer, "model"))
-    for name, child in module._modules.items():
+    for name, child in own["_modules"].items():
         if child is not None:
             find_plain(child, f"{prefix}{name}.", found)
 
@@ -114,8 +116,8 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     while True:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             module = module.module
-        elif isinstance(getattr(module, "_orig_mod", None), torch.nn.Module):
-            module = module._orig_mod  # type: ignore[assignment]
+        elif module._modules.get("_orig_mod") is not None:
+            module = module._modules["_orig_mod"]  # type: ignore[assignment]
         else:
             return module
 

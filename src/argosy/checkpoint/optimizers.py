@@ -43,11 +43,9 @@ class OptimizerState:
             trees.encode(settings_of(group), leaves.note, f"{self._key}/group-{place}")
             for place, group in enumerate(self._optimizer.param_groups)
         ]
+        if not taken.guards.kinds <= _SIMPLE:
+            raise NotTaken
         members = taken.guards.members(self._optimizer)
-        for _, own in (pair for group in members for pair in group):
-            for value in own.values():
-                if type(value) not in _SIMPLE:
-                    raise NotTaken
         return lambda book: self._write(book, leaves.give(book, settings), members)
 
     def _write(self, book: Book, settings: list[dict[str, Any]], members: list[Members]) -> None:
@@ -159,7 +157,7 @@ _TREE = {"groups", "state", "tensors"}
 """What the tree of an optimizer has; one that was imported without names of parameters is a plain value."""
 STRUCTURE = ("params", "param_names")
 """Keys of a parameter group that are no settings."""
-_SIMPLE = (torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None))
+_SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}
 
 
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
