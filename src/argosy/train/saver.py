@@ -286,7 +286,8 @@ class Saver:
             _LOG.warning("step %d was not saved, training goes on: %s", stored.step, failure)
 
     def _hear(self, event: Event) -> None:
-        if event.what == "durable" and not self._is_over:
+        # Before the step is there: a session that dies right after it has saved something, and was lost.
+        if event.what in ("requested", "durable") and not self._is_over:
             self._record.note()
         if self.listener is not None:
             self.listener(event)

@@ -92,6 +92,24 @@ class Broken(Files):
         return super().write(descriptor, data, offset)
 
 
+def test_a_session_is_on_record_before_its_first_step_is_there(tmp_path):
+    heard = []
+
+    def listen(event):
+        is_there = bool(Checkpointer(tmp_path).steps())
+        heard.append((event.what, Record(tmp_path).read().is_open, is_there))
+
+    found = object.__new__(Saver)
+    found.path, found.listener = tmp_path, listen
+    found._record, found._is_over = Record(tmp_path), False
+    found.checkpointer = Checkpointer(tmp_path, listener=found._hear)
+    found.checkpointer.session = None
+    found._write(Numbers(1))
+    found.checkpointer.close()
+    assert heard[0] == ("requested", True, False)
+    assert heard[-1] == ("durable", True, True)
+
+
 def test_a_copied_save_that_failed_is_said_and_costs_no_other(tmp_path):
     heard, has_failed, files = [], threading.Event(), Broken()
 
