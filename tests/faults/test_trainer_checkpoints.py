@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, Peers, names
+from argosy.checkpoint import Checkpointer, Peers, commits, names
 from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.unixroute import UnixRoute
@@ -84,11 +84,14 @@ def test_killed_and_resumed_at_four_two_and_three_ranks_it_ends_with_the_same_bi
     whole, tmp_path, seed
 ):
     draw = random.Random(seed)
-    first = start(tmp_path, 4, PAUSE="0.03")
-    kill_after(first, tmp_path, 6, draw.random() * 0.1)
+    first = start(tmp_path, 4, PAUSE="0.2")
+    kill_after(first, tmp_path, 6, draw.random() * 0.4)
     (run,) = tmp_path.glob("runs/*")
-    second = start(tmp_path, 2, "--resume", run, PAUSE="0.03")
-    kill_after(second, tmp_path, 15, draw.random() * 0.1)
+    # The writer process finishes what the first one had begun; the second one is to save something itself.
+    assert commits.wait_finished(run / "checkpoints", 60)
+    newest = steps_of(tmp_path)[-1]
+    second = start(tmp_path, 2, "--resume", run, PAUSE="0.2")
+    kill_after(second, tmp_path, max(15, newest + 1), draw.random() * 0.4)
     digest, errors = finish(start(tmp_path, 3, "--resume", run))
     assert re.search(r"goes on from step (1[5-9]|2\d) ", errors), errors
     assert digest == whole[0]
