@@ -141,6 +141,9 @@ class Deliveries:
             staging.store.lock_came_back(staging.name)
             _LOG.warning("step %d is written by this process: %s", one.step, failure)
             return False
+        except WriterLost:
+            staging.store.lock_came_back(staging.name)
+            raise
         self._advance(one.handle, "staged")
         return True
 
@@ -213,8 +216,9 @@ class Deliveries:
             if isinstance(failure, WriterLost):
                 together.give_up(staging, self.group, failure)
             else:
-                staging.store.lock_came_back(staging.name)
                 staging.leave()
+            # A writer that still lives finds its directory gone, and commits nothing.
+            staging.store.lock_came_back(staging.name)
             self.failed(one, failure)
 
     def _advance(

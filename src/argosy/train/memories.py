@@ -54,15 +54,18 @@ class Hold:
         except BaseException:
             os.close(self._own)
             raise
+        self.is_shared = False
+        """Whether another process that was given the descriptor may hold it still."""
 
     @property
     def descriptor(self) -> int:
-        """Whoever is given it holds too, until both have let go or one has released."""
+        """Whoever is given it holds, too."""
         return self._own
 
     def release(self) -> None:
         """Give it back; a child that was forked meanwhile has a copy of the descriptor."""
-        fcntl.flock(self._own, fcntl.LOCK_UN)
+        if not self.is_shared:
+            fcntl.flock(self._own, fcntl.LOCK_UN)
         os.close(self._own)
 
 
@@ -167,10 +170,12 @@ class Version:
             return None
 
     def memories(self) -> list[Memory]:
-        """In which its tensors and images lie, where it has them for itself."""
-        return [
-            _memory(arena) for arena in (self._arena, *(one for one, _ in self._images.values()))
-        ]
+        """In which its tensors and its image lie, where it has them for itself."""
+        found = [self._arena]
+        image = self.image
+        if image is not None:
+            found += [arena for arena, _ in self._images.values() if arena.is_inside(image)]
+        return [_memory(arena) for arena in found]
 
     def _map(self) -> list[torch.Tensor]:
         return [

@@ -29,6 +29,7 @@ from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record
+from argosy.checkpoint.writer.client import WriterLost
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
 from argosy.train.checkpoints import Checkpoints
@@ -150,8 +151,8 @@ class Saver:
         Whose turn it is may be seen differently by ranks that are between two memberships: after a while anybody's it is.
         """
         self.wait()
-        began = time.monotonic()
-        while (step := self._committed()) and time.monotonic() - began < _WAIT_SECONDS:
+        began = busy_at = time.monotonic()
+        while (step := self._committed()) and time.monotonic() - busy_at < _WAIT_SECONDS:
             if self.has(step):
                 self.end()
                 return self.path / names.step_name(step)
@@ -159,6 +160,13 @@ class Saver:
                 taken = self._take()
                 if taken is not None:
                     return self._save_taken(*taken)
+            if (
+                self._state.pins().get(self._owner)
+                and time.monotonic() < began + self._most_seconds
+            ):
+                busy_at = (
+                    time.monotonic()
+                )  # somebody saves, or the writer process for one that has died
             time.sleep(_LOOK_SECONDS)
         return None
 
@@ -218,9 +226,10 @@ class Saver:
         self._turns_before = self._turns
         self._schedule.requested(stored.step)
         if self._memories.is_rotating:
+            loan = Loan((*found.memories(), self._memories.weights.memory), (hold.descriptor,))
             # Not a daemon: a program that ends now waits for it.
             self._thread = threading.Thread(
-                target=self._save_pinned, args=(version, stored, hold), name="argosy-save"
+                target=self._save_pinned, args=(version, stored, hold, loan), name="argosy-save"
             )
             self._thread.start()
             return
@@ -244,16 +253,16 @@ class Saver:
             self._let_go(version, hold)
 
     def _let_go(self, version: int, hold: Hold) -> None:
-        self._state.unpin(version, owner=self._owner)
+        """What a writer process that is not known to have ended may be reading stays pinned until nobody holds it."""
+        if not hold.is_shared:
+            self._state.unpin(version, owner=self._owner)
         hold.release()
 
-    def _save_pinned(self, version: int, stored: StoredVersion, hold: Hold) -> None:
+    def _save_pinned(self, version: int, stored: StoredVersion, hold: Hold, loan: Loan) -> None:
         """In a thread of its own, which waits for the writer process while updates go on in other slots."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        memories = (*stored.memories(), self._memories.weights.memory)
-        loan = Loan(memories, holds=(hold.descriptor,))
         try:
-            self._said_when_failed(stored, partial(self._lend, loan))
+            self._said_when_failed(stored, partial(self._lend, loan, hold))
         finally:
             self._leave(version, hold)
         seconds = time.monotonic() - self._began_at
@@ -292,12 +301,17 @@ class Saver:
         if self.listener is not None:
             self.listener(event)
 
-    def _lend(self, loan: Loan, stored: StoredVersion) -> None:
-        if not self.has(stored.step):
-            handle = self.checkpointer.save_lent(
-                stored.step, {KEY: stored}, loan, metrics=stored.metrics
-            )
+    def _lend(self, loan: Loan, hold: Hold, stored: StoredVersion) -> None:
+        if self.has(stored.step):
+            return
+        handle = self.checkpointer.save_lent(
+            stored.step, {KEY: stored}, loan, metrics=stored.metrics
+        )
+        try:
             handle.wait()
+        except WriterLost:
+            hold.is_shared = True
+            raise
 
     def _write(self, stored: StoredVersion) -> Path:
         if not self.has(stored.step):

@@ -13,7 +13,6 @@ import torch
 
 from argosy.checkpoint import trees
 from argosy.checkpoint.books import Book
-from argosy.checkpoint.lending import Memory
 from argosy.checkpoint.modules import kind_of
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Opened
@@ -70,10 +69,6 @@ class StoredVersion:
         return {} if loss is None else {"loss": loss}
 
     # --- out ----------------------------------------------------------------------------------
-
-    def memories(self) -> list[Memory]:
-        """In which its tensors lie."""
-        return self._version.memories()
 
     def gather(self, book: Book) -> None:
         """Everything that the model has, what optimizers keep, averages, the ledger."""

@@ -138,6 +138,7 @@ def test_without_a_writer_this_process_saves_what_was_lent(tmp_path, arena):
 TRAINS = """
 import os
 import signal
+import time
 
 import torch
 import argosy as ar
@@ -185,12 +186,15 @@ def main(run):
     def hear(event):
         if event.what == "staged" and event.step == 2 and not marker.exists():
             marker.write_text(str((saver.path / "step-000000002").exists()))
-            os.kill(os.getpid(), signal.SIGKILL)
+            writer = saver.checkpointer._deliveries.writer.writer_pid
+            os.kill(writer if "WRITER" in os.environ else os.getpid(), signal.SIGKILL)
         told(event)
 
     saver.listener = hear
     for step in trainer.steps(8):
         step()
+        while "WRITER" in os.environ and saver.is_saving:
+            time.sleep(0.001)
 
 
 if __name__ == "__main__":
@@ -211,3 +215,16 @@ def test_a_save_that_a_killed_rank_has_begun_is_finished_beside_training(argosy)
             assert checkpointer.catalogue.verify(step).faults == []
         with checkpointer.open(2) as opened:
             assert torch.equal(opened.tensor("frozen").read(), torch.arange(1_000_000.0))
+
+
+def test_a_lost_writer_costs_one_save_of_a_training_and_no_other(argosy):
+    script = argosy.script("trains.py", TRAINS)
+    run = argosy.detach("-n", "1", "--env", "WRITER=1", script)
+    ended = argosy.wait_ended(run)
+    assert ended["outcome"] == "succeeded", argosy("why", run).stdout
+    warned = [f["text"] for f in argosy.facts(run) if f.get("level") == "warning"]
+    assert any(text.startswith("step 2 was not saved: the writer process") for text in warned)
+    with Checkpointer(f"{ended['directory']}/checkpoints") as checkpointer:
+        assert checkpointer.steps() == [4, 6, 8]
+        for step in checkpointer.steps():
+            assert checkpointer.catalogue.verify(step).faults == []

@@ -35,12 +35,21 @@ def test_the_store_is_free_before_the_pin_goes(is_failing):
     found.checkpointer = SimpleNamespace(unlock=unlock)
     found._state = SimpleNamespace(unpin=lambda version, owner: done.append("unpinned"))
     found._owner = 0
-    hold = SimpleNamespace(release=lambda: done.append("released"))
+    hold = SimpleNamespace(release=lambda: done.append("released"), is_shared=False)
     try:
         found._leave(7, hold)
     except OSError:
         assert is_failing
     assert done == ["unlocked", "unpinned", "released"]
+
+
+def test_what_a_lost_writer_may_still_read_stays_pinned():
+    done = []
+    found = object.__new__(Saver)
+    found._state = SimpleNamespace(unpin=lambda version, owner: done.append("unpinned"))
+    found._owner = 0
+    found._let_go(7, SimpleNamespace(release=lambda: done.append("released"), is_shared=True))
+    assert done == ["released"]
 
 
 def test_a_run_asks_peers_for_its_own_checkpoints_alone(tmp_path):

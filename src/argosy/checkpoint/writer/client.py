@@ -6,13 +6,17 @@ Never touches the store but to reach the socket.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from argosy.checkpoint import boards, names, processes, sockets
 from argosy.checkpoint.slots import SnapshotSlot
@@ -31,9 +35,11 @@ from argosy.checkpoint.writer.messages import (
 )
 from argosy.errors import ArgosyError, ClusterError, ProtocolError
 
+_LOG = logging.getLogger("argosy.checkpoint")
 Told = Callable[[Progress | Durable | Failed], None]
 
 _START_SECONDS = 60.0
+_SEND_TIMEOUT = struct.pack("ll", int(_START_SECONDS), 0)
 _ATTEMPTS = 3
 LOST = "WriterLost"
 
@@ -56,7 +62,7 @@ class WriterClient:
         self._writer_pid = 0
         self._numbers = itertools.count(1)
         self._given: dict[int, SnapshotSlot] = {}
-        self._jobs: dict[int, tuple[Told, threading.Event]] = {}
+        self._jobs: dict[int, _Sent] = {}
         self._listened: socket.socket | None = None
         """The connection that a thread listens to."""
 
@@ -95,14 +101,15 @@ class WriterClient:
             assert link is not None
             accepted = threading.Event()
             try:
+                self._have_listener(link)
+                self._jobs[job.number] = _Sent(link, told, accepted)
                 if slot is not None and isinstance(job.source, Staged):
                     self._give(link, job.source.memory, slot)
-                self._jobs[job.number] = told, accepted
-                self._have_listener(link)
                 messages.send(link, job, *descriptors)
             except OSError:
-                pass  # the listening thread sees the end too, and tells
+                _shut(link)  # the listening thread sees the end, and tells
         if not accepted.wait(_START_SECONDS):
+            _shut(link)  # the next save has another connection
             raise WriterLost(f"the writer process {self._writer_pid} does not answer")
 
     def _give(self, link: socket.socket, place: int, slot: SnapshotSlot) -> None:
@@ -124,10 +131,7 @@ class WriterClient:
         with self._lock:
             link, self._link = self._link, None
         if link is not None:
-            try:
-                link.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+            _shut(link)
             link.close()
 
     def _connected(self) -> socket.socket:
@@ -155,6 +159,7 @@ class WriterClient:
             answer = messages.receive_answer(link)
             if isinstance(answer, Welcome) and answer.version == messages.VERSION:
                 link.settimeout(None)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
                 self._writer_pid = answer.pid
                 self._given.clear()
                 return link
@@ -177,9 +182,9 @@ class WriterClient:
     def _have_listener(self, link: socket.socket) -> None:
         if self._listened is link:
             return
-        self._listened = link
         name = "argosy-writer-answers"
         threading.Thread(target=self._listen, args=(link,), name=name, daemon=True).start()
+        self._listened = link
 
     def _listen(self, link: socket.socket) -> None:
         """Until there is no job left, or no writer."""
@@ -187,8 +192,9 @@ class WriterClient:
             while (answer := self._received(link)) is not None:
                 self._hear(answer)
                 with self._lock:
-                    if not self._jobs:
-                        self._listened = None
+                    if not any(one.link is link for one in self._jobs.values()):
+                        if self._listened is link:
+                            self._listened = None
                         return
         except BaseException:
             self._lose(link)
@@ -209,12 +215,14 @@ class WriterClient:
             if self._link is link:
                 self._link = None
                 link.close()
-            left, self._jobs = self._jobs, {}
-        for number, (told, accepted) in left.items():
+            left = {number: one for number, one in self._jobs.items() if one.link is link}
+            for number in left:
+                del self._jobs[number]
+        for number, one in left.items():
             what = f"the writer process {self._writer_pid} has ended in the middle of a save"
             fix = "save again: the next save starts another one"
-            told(Failed(number=number, kind=LOST, what=what, fix=fix))
-            accepted.set()
+            _tell(one, Failed(number=number, kind=LOST, what=what, fix=fix))
+            one.accepted.set()
 
     def _hear(self, answer: Answer) -> None:
         if isinstance(answer, Welcome):
@@ -225,11 +233,31 @@ class WriterClient:
                 self._jobs.pop(answer.number, None)
         if known is None:
             return
-        told, accepted = known
         if isinstance(answer, Accepted):
-            accepted.set()
+            known.accepted.set()
         else:
-            told(answer)
+            _tell(known, answer)
+
+
+class _Sent(NamedTuple):
+    """A job on its way."""
+
+    link: socket.socket
+    told: Told
+    accepted: threading.Event
+
+
+def _tell(one: _Sent, answer: Progress | Durable | Failed) -> None:
+    """What a listener raises is its own affair: the writer goes on."""
+    try:
+        one.told(answer)
+    except Exception:  # noqa: BLE001 - whatever a listener of the user raises
+        _LOG.exception("whoever was told what became of a save has failed")
+
+
+def _shut(link: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 def _has_ended(link: socket.socket) -> bool:
