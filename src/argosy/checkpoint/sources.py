@@ -1,6 +1,6 @@
 """Where the block writer gets its bytes, and memory that is already laid out as the files are.
 
-`ImageSource` serves a staged snapshot or a pinned version; tensors wherever they lie are gathered by gathering.py. Nothing here touches a disk
+`StagedSource` serves a snapshot, `LentSource` memory that was lent, `ImageSource` files as they are to be; tensors wherever they lie are gathered by gathering.py. Nothing here touches a disk
 or decides who writes what. No torch: the writer process uses it.
 """
 

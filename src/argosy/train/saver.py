@@ -160,13 +160,10 @@ class Saver:
                 taken = self._take()
                 if taken is not None:
                     return self._save_taken(*taken)
-            if (
-                self._state.pins().get(self._owner)
-                and time.monotonic() < began + self._most_seconds
-            ):
-                busy_at = (
-                    time.monotonic()
-                )  # somebody saves, or the writer process for one that has died
+            now = time.monotonic()
+            if self._state.pins().get(self._owner) and now < began + self._most_seconds:
+                # Somebody saves, or the writer process for one that has died.
+                busy_at = now
             time.sleep(_LOOK_SECONDS)
         return None
 

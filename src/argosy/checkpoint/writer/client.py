@@ -188,18 +188,22 @@ class WriterClient:
 
     def _listen(self, link: socket.socket) -> None:
         """Until there is no job left, or no writer."""
+        is_done = False
         try:
-            while (answer := self._received(link)) is not None:
+            while not is_done and (answer := self._received(link)) is not None:
                 self._hear(answer)
-                with self._lock:
-                    if not any(one.link is link for one in self._jobs.values()):
-                        if self._listened is link:
-                            self._listened = None
-                        return
-        except BaseException:
-            self._lose(link)
-            raise
-        self._lose(link)
+                is_done = self._is_done(link)
+        finally:
+            if not is_done:
+                self._lose(link)
+
+    def _is_done(self, link: socket.socket) -> bool:
+        """Whether all jobs of a connection are over; nobody listens to it from here on, then."""
+        with self._lock:
+            is_done = not any(one.link is link for one in self._jobs.values())
+            if is_done and self._listened is link:
+                self._listened = None
+            return is_done
 
     def _received(self, link: socket.socket) -> Answer | None:
         try:
