@@ -145,6 +145,7 @@ class Beside:
             yield
         except Stopped:
             self.parts.ahead.close()
+            self.parts.crew.roster.leave_loop(self.parts.crew.rank)
             self.parts.save()
             raise SystemExit(LEFT_CODE)
         except REFUSALS:

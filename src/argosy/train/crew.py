@@ -114,6 +114,13 @@ class Crew:
         ended = self._ended()
         return all(rank in ended for rank in self.members if rank < self.gang.rank)
 
+    @property
+    def is_looping_elsewhere(self) -> bool:
+        """Whether another member lives and is in its loop."""
+        ended = self._ended()
+        others = [rank for rank in self.members if rank != self.rank and rank not in ended]
+        return not all(self.roster.has_left_loop(self.pid_of(rank)) for rank in others)
+
     def pid_of(self, rank: int) -> int:
         """Process id of a member; 0 if unknown."""
         return self._pids.get(rank, 0)

@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ from argosy.train.updates import Factory
 
 _LOG = logging.getLogger("argosy.train")
 _PREFIX = "train"
+_BODY_SECONDS = 5.0
+"""So long a stop waits for code after a step that others have begun."""
 _FAILED = {
     "failed": "was not saved",
     "upload_failed": "was not uploaded",
@@ -250,9 +253,18 @@ class Parts:
 
     def save(self) -> None:
         """Save the committed version, on one of the ranks that call this at once."""
-        path = self.saver.save_once(lambda: self.crew.is_first_living)
+        deadline = time.monotonic() + _BODY_SECONDS
+        path = self.saver.save_once(
+            lambda: self.crew.is_first_living,
+            lambda version: self._has_begun(version) or time.monotonic() >= deadline,
+        )
         if path is not None or not int(self.committed.ledger["step"]):
             self._tell_saved(path)
+
+    def _has_begun(self, version: Version) -> bool:
+        """Whether the turn that begins with a version has. If not, a member that has committed it may be in the code after its step."""
+        is_offered = self._turns.find(int(version.ledger.get("turn", 0))) is not None
+        return is_offered or not self.crew.is_looping_elsewhere
 
     def save_at_end(self) -> None:
         """Save what this run has trained, on the first of its ranks; the others need not wait."""

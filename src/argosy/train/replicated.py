@@ -82,23 +82,21 @@ class Replicated(Transaction):
         seed_all(self._seed, self._turn, call.number + 1, _SALT)
         return call.outcome
 
-    def commit(self, work: Work) -> int:
-        """Make the private state the next version; its slot."""
+    def commit(self, work: Work) -> None:
+        """Make the private state the next version."""
         self._injector.pass_by("update", work.step)
         image = self.replica.image()
         checksum = mix(self.replica.checksum, image.checksum if image else 0)
-        found: list[int] = []
 
         def finish() -> None:
             self._compare(work, checksum)
             if self._state.current()[0] == work.version:
                 self.check_crew(work.step)
                 self._store(work, image)
-            found[:] = [self._flip(work)]
+            self._flip(work)
 
-        self.persist(finish)
+        self.conclude(work, finish)
         self._shown = (work.version + 1, work.step + 1)
-        return found[0]
 
     # --- who takes part -----------------------------------------------------------------------
 
@@ -121,9 +119,11 @@ class Replicated(Transaction):
         if self._calls:
             self._mark(self._calls[-1])
 
-    def refresh(self) -> int:
+    def refresh(self) -> None:
         """Private weights are not derived from the version, they become it."""
-        return self._state.current()[1]
+
+    def _refresh_alone(self) -> None:
+        pass
 
     def _take_part(self, place: Callable[[], tuple[int, int]]) -> None:
         crew = self.crew

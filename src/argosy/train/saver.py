@@ -145,10 +145,13 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def save_once(self, is_turn: Callable[[], bool]) -> Path | None:
+    def save_once(
+        self, is_turn: Callable[[], bool], is_whole: Callable[[Version], bool]
+    ) -> Path | None:
         """One of the ranks that stop saves the committed version; the others wait for it, and take its place if it ends before.
 
         Whose turn it is may be seen differently by ranks that are between two memberships: after a while anybody's it is.
+        A version that is not whole yet is left for now.
         """
         self.wait()
         began = busy_at = time.monotonic()
@@ -158,8 +161,10 @@ class Saver:
                 return self.path / names.step_name(step)
             if is_turn() or time.monotonic() - began > _TURN_SECONDS:
                 taken = self._take()
-                if taken is not None:
+                if taken is not None and is_whole(taken[1]):
                     return self._save_taken(*taken)
+                if taken is not None:
+                    self._let_go(taken[0], taken[2])
             now = time.monotonic()
             if self._state.pins().get(self._owner) and now < began + self._most_seconds:
                 # Somebody saves, or the writer process for one that has died.

@@ -116,16 +116,23 @@ class Transaction:
         work.losses[part] = loss
         self.persist(lambda: self._run_parts(work))
 
-    def commit(self, work: Work) -> int:
-        """Flip to the next version and derive the weights; its slot."""
-        found: list[int] = []
+    def commit(self, work: Work) -> None:
+        """Flip to the next version and derive the weights."""
 
         def finish() -> None:
             self._run_parts(work)
-            found[:] = [self._flip(work)]
+            self._flip(work)
 
-        self.persist(finish)
-        return found[0]
+        self.conclude(work, finish)
+
+    def conclude(self, work: Work, finish: Callable[[], None]) -> None:
+        """Let `finish` commit the step. Once it is committed a wish to stop waits: what user code does after a step belongs to it."""
+        try:
+            self.persist(finish)
+        except Stopped:
+            if self._state.current()[0] == work.version:
+                raise
+            self._refresh_alone()
 
     def enter(self) -> None:
         """Take part for the first time."""
@@ -427,10 +434,10 @@ class Transaction:
 
     # --- the flip -----------------------------------------------------------------------------
 
-    def _flip(self, work: Work) -> int:
+    def _flip(self, work: Work) -> None:
         self.wait_flip(work.version + 1)
         self._injector.pass_by("refresh", work.step)
-        return self.refresh()
+        self.refresh()
 
     def wait_flip(self, version: int) -> None:
         """Commit a version with the others, unless it is."""
@@ -440,22 +447,34 @@ class Transaction:
                 lambda: self._holdings.owners_of(self._state.undone(version)),
             )
 
-    def refresh(self) -> int:
-        """Derive this rank's share of the weights from the committed version, and wait for the others'; its slot."""
+    def refresh(self) -> None:
+        """Derive this rank's share of the weights from the committed version, and wait for the others'."""
         version, slot = self._state.current()
         stale = self._state.unrefreshed(version)
         if stale:
-            names = self._holdings.mine_among(stale)
-            self._memories.refresh(slot, names)
-            self._state.mark_refreshed(version, self._holdings.pages_of(names))
+            self._derive(version, slot, self._holdings.mine_among(stale))
         self.patience.wait(
             lambda deadline: self._state.wait_refreshed(version, deadline=deadline),
             lambda: self._holdings.owners_of(self._state.unrefreshed(version)),
         )
+        self._note_weights(version, slot)
+
+    def _refresh_alone(self) -> None:
+        """Derive all weights that are not, and wait for nobody: the others may be leaving. Whoever else is at it writes the same bytes."""
+        version, slot = self._state.current()
+        parameters, stale = self._layout.parameters, self._state.unrefreshed(version)
+        names = {parameters[self._layout.parameter_of(page)].name for page in stale}
+        self._derive(version, slot, sorted(names))
+        self._note_weights(version, slot)
+
+    def _derive(self, version: int, slot: int, names: list[str]) -> None:
+        self._memories.refresh(slot, names)
+        self._state.mark_refreshed(version, self._holdings.pages_of(names))
+
+    def _note_weights(self, version: int, slot: int) -> None:
         self._snapshots.keep(version, slot)
         if self._integrity is not None:
             self._integrity.note()
-        return slot
 
     def _pinning(self) -> list[int]:
         """The members that pin versions."""

@@ -99,11 +99,15 @@ def one_test(method, path):
     def test(case, api):
         as_documented(case, api)
 
-    bounded = settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    bounded = settings(
+        max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
     return schema.include(method=method.upper(), path=path).parametrize()(bounded(test))
 
 
 # One function per operation: schemathesis gives all operations of one function the same test id, and pytest-xdist
 # runs a test id once.
 for method, path in documented_operations():
-    globals()[f"test_{method}_{re.sub(r'[^a-z0-9]+', '_', path).strip('_')}_is_as_documented"] = one_test(method, path)
+    globals()[f"test_{method}_{re.sub(r'[^a-z0-9]+', '_', path).strip('_')}_is_as_documented"] = (
+        one_test(method, path)
+    )

@@ -2,6 +2,7 @@
 
 What happens in step 4 is said by the config: all ranks are killed and Ctrl-C is pressed (`vanish`), Ctrl-C is pressed twice, when a checkpoint was made on the way (`twice`), or user code breaks out of its
 loop (`break`) or raises in this and in every later step (`raise`); with `sleepy` one rank hangs before it makes its trainer, with `wider` its batches are larger.
+With `stop at POINT of RANK` Ctrl-C is pressed when that rank is at that point of step 4, and it stays there until the other has heard.
 """
 
 import os
@@ -35,6 +36,22 @@ class Rows(torch.utils.data.Dataset):
         return torch.full((4,), float(number))
 
 
+def press_at(run, trainer, case):
+    """Ctrl-C at a point inside a step, which a program does not see otherwise."""
+    _, _, point, _, rank = case.split()
+    pass_by = trainer.parts.transaction._injector.pass_by
+
+    def press(passed, step, slot=None):
+        if (passed, step, str(run.rank)) == (point, 4, rank):
+            os.kill(os.getppid(), signal.SIGINT)
+            while not run.gang.stopping:
+                time.sleep(0.001)
+            time.sleep(0.3)
+        pass_by(passed, step, slot)
+
+    trainer.parts.transaction._injector.pass_by = press
+
+
 def main(run, config):
     pids = Path("pids")  # beside the run's directory, which is removed if it is refused
     pids.mkdir(exist_ok=True)
@@ -52,15 +69,23 @@ def main(run, config):
         first_hang_seconds=0.3,
         checkpoints=ar.Checkpoints(every=2) if config.case == "twice" else ar.Checkpoints(),
     )
+    if config.case.startswith("stop at"):
+        press_at(run, trainer, config.case)
+    run.state.setdefault("made", [])
     # Each failure may cost several steps: who comes back late finds them done by the other.
     for step in trainer.steps(10 * STEPS if config.case == "raise" else STEPS):
         step()
+        if config.case.startswith("stop at") and run.gang.stopping:
+            time.sleep(1.5)  # longer than ranks wait for one another to save
+        run.state["made"] = [*run.state["made"], step.index]
         if step.index == 4:
             if config.case == "break":
                 break
             disturb(run, config.case, pids)
         if step.index >= 4 and config.case == "raise":
             raise ValueError("the loop is wrong")
+    if config.case == "made" and run.rank == 0:
+        print("made", *run.state["made"], file=sys.stderr, flush=True)
 
 
 def disturb(run, case, pids):
@@ -98,7 +123,13 @@ def launch(*words):
 
 
 if __name__ == "__main__":
-    if "ARGOSY_HOUSEHOLD" not in os.environ:
+    if "ARGOSY_HOUSEHOLD" in os.environ:
+        pass  # a rank, which runs main()
+    elif sys.argv[1:]:
+        point, rank = sys.argv[1:]
+        launch("-n", "2", "--directory", "stopped", "--set", f"case=stop at {point} of {rank}")
+        launch("-n", "2", "--resume", "stopped", "--set", "case=made")
+    else:
         launch("-n", "5")
         assert not Path("runs").exists()
         launch("-n", "2", "--directory", "vanished", "--set", "case=vanish")

@@ -13,13 +13,11 @@ pytestmark = pytest.mark.multiprocess
 PROGRAM = Path(__file__).with_name("stopping_program.py")
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What each launch of the program has said, its exit code last; and where."""
-    directory = tmp_path_factory.mktemp("stopping")
+def launches(directory, *words):
+    """What each launch of the program has said, its exit code last."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ARGOSY_")}
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
+        [sys.executable, str(PROGRAM), *words],
         env=environment,
         cwd=directory,
         capture_output=True,
@@ -29,9 +27,14 @@ def said(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     parts = [part.splitlines() for part in done.stderr.split("$ ")[1:]]
-    assert len(parts) == len(NAMES), done.stderr
-    found = [[line.replace(f"{directory}/", "") for line in lines[1:]] for lines in parts]
-    return dict(zip(NAMES, found, strict=True)), directory
+    return [[line.replace(f"{directory}/", "") for line in lines[1:]] for lines in parts]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """The same of all that are usual, by name; and where."""
+    directory = tmp_path_factory.mktemp("stopping")
+    return dict(zip(NAMES, launches(directory), strict=True)), directory
 
 
 NAMES = (
@@ -132,3 +135,15 @@ def test_a_household_that_gives_up_saves_what_its_ranks_have_trained(said):
     assert any("is saved in hopeless/checkpoints" in line for line in lines), lines
     assert lines[-1] == "code 1"
     assert saves[-1] >= "step-000000005"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("point", ["flip", "refresh"])
+def test_a_stop_while_a_step_commits_saves_it_with_what_the_loop_does_after_it(
+    tmp_path, point, rank
+):
+    stopped, resumed = launches(tmp_path, point, str(rank))
+    assert stopped[-1] == "code 130", stopped
+    assert saves_in(tmp_path / "stopped")[-2:] == ["step-000000005", "step-000000008"]
+    assert "argosy: goes on from step 5 of stopped" in resumed
+    assert "made 0 1 2 3 4 5 6 7" in resumed
