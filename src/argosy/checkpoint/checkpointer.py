@@ -34,7 +34,7 @@ from argosy.checkpoint.catalogue import Catalogue
 from argosy.checkpoint.cleaning import Cleaner
 from argosy.checkpoint.commits import Store
 from argosy.checkpoint.deliveries import Deliveries, Writing, paced
-from argosy.checkpoint.events import Advance, Event, Listener, Watcher, What
+from argosy.checkpoint.events import Listener, What
 from argosy.checkpoint.guards import Guards
 from argosy.checkpoint.handles import SaveHandle, Stage
 from argosy.checkpoint.intervals import Interval
@@ -46,6 +46,7 @@ from argosy.checkpoint.peers.joining import Joined
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.records import Facts
 from argosy.checkpoint.registry import parts_of
+from argosy.checkpoint.reports import Reports
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record, Session
@@ -101,19 +102,17 @@ class Checkpointer:
         self.catalogue = Catalogue(self.path, files=files)
         self._run = run
         self._group = group or groups.of_process()
-        self._listener = listener
-        self.watcher: Watcher | None = None
-        """Hears of the bytes of saves as they go, a few times a second, in whatever thread."""
+        self.reports = Reports(self._group.rank, listener)
         joined = Joined(peers, self._group, run, self.path) if peers is not None else None
         self._joined = joined
         self._chain = Chain(self.catalogue, objects, joined.listing if joined else None)
         self._begun: dict[int, float] = {}
         uploader = copier = None
         if objects is not None and self._group.rank == 0:
-            advanced = partial(self._advance, "uploaded")
+            advanced = partial(self.reports.advance, "uploaded")
             uploader = Uploader(self.path, run, objects, self._hear_upload, advanced)
         if joined is not None and joined.is_first:
-            advanced = partial(self._advance, "copied")
+            advanced = partial(self.reports.advance, "copied")
             copier = Uploader(self.path, run, joined.copying, self._hear_copy, advanced)
         self._senders = Senders(uploader, copier)
         self.cleaner = Cleaner(self.catalogue, keep, self._senders.held)
@@ -195,15 +194,15 @@ class Checkpointer:
                 msgspec.structs.replace(self._settings, begins=partial(total.__setitem__, 0)),
                 self._writing,
                 self._rate,
-                lambda num_bytes: self._advance("written", step, num_bytes, total[0]),
+                lambda num_bytes: self.reports.advance("written", step, num_bytes, total[0]),
             )
             data = saving.save_together(store, facts, gather, self._group, settings, self._plans)
         except BaseException as failure:
-            self._say("failed", step, begun, str(failure))
+            self.reports.say_failed(step, begun, failure)
             raise
         crc32c = None if data is None else manifests.crc_of(data)
         # Nobody else would have finished it: it is staged no earlier than it is durable.
-        self._say("staged", step, begun)
+        self.reports.say("staged", step, begun)
         self._become_durable(step, crc32c, begun)
         self._schedule.saved(time.monotonic() - begun)
         return path
@@ -234,7 +233,7 @@ class Checkpointer:
         try:
             lending.lend(self._delivered(), prepare, handle, loan)
         except BaseException as failure:
-            self._say("failed", step, begun, str(failure))
+            self.reports.say_failed(step, begun, failure)
             raise
         return handle
 
@@ -246,7 +245,7 @@ class Checkpointer:
         attachments: Mapping[str, bytes] | None = None,
     ) -> Facts:
         self._senders.raise_failed()
-        self._say("requested", step, begun)
+        self.reports.say("requested", step, begun)
         self._schedule.requested(step)
         return Facts(
             step=step,
@@ -304,7 +303,7 @@ class Checkpointer:
         self._parent = Parent(step=step, crc32c=crc32c)
         if self.session is not None:
             self.session.note()
-        self._say("durable", step, begun)
+        self.reports.say("durable", step, begun)
         self._begun[step] = begun
         for old in list(self._begun)[:-_REMEMBERED]:
             del self._begun[old]
@@ -484,26 +483,15 @@ class Checkpointer:
             self._become_durable(handle.step, crc32c, handle.begun)
             self._schedule.became_durable(time.monotonic() - handle.begun)
             return
-        if stage == "failed":
+        if stage == "failed" and handle.error is not None:
             _LOG.warning("the save of step %d has failed: %s", handle.step, handle.error)
-        detail = str(handle.error) if handle.error is not None else ""
-        self._say(stage, handle.step, handle.begun, detail)
+            self.reports.say_failed(handle.step, handle.begun, handle.error)
+            return
+        self.reports.say(stage, handle.step, handle.begun)
 
     def _hear_bytes(self, handle: SaveHandle) -> None:
         """A save beside training goes on; in one of its threads."""
-        self._advance("written", handle.step, handle.written_bytes, handle.total_bytes)
-
-    def _advance(
-        self,
-        what: Literal["written", "uploaded", "copied"],
-        step: int,
-        num_bytes: int,
-        total_bytes: int = 0,
-    ) -> None:
-        if self.watcher is not None:
-            self.watcher(
-                Advance(step=step, what=what, num_bytes=num_bytes, total_bytes=total_bytes)
-            )
+        self.reports.advance("written", handle.step, handle.written_bytes, handle.total_bytes)
 
     def _opened_store(self) -> Store:
         if self._store is None:
@@ -568,20 +556,14 @@ class Checkpointer:
         begun = self._begun.get(answer.step, time.monotonic())
         if isinstance(answer, Failed):
             _LOG.warning("step %d is not %s: %s", answer.step, done, answer.what)
-            self._say(failed, answer.step, begun, answer.what)
+            self.reports.say(failed, answer.step, begun, answer.what)
         elif is_own or answer.is_new:
             if answer.trouble:
                 _LOG.warning("old uploads were not removed: %s", answer.trouble)
             detail = f"{answer.sent_bytes} bytes sent, {answer.referred_bytes} unchanged"
-            self._say(done, answer.step, begun, detail)
+            self.reports.say(done, answer.step, begun, detail)
         if self._store is not None and self._group.rank == 0:
             self.cleaner.start(self._store, None)
-
-    def _say(self, what: What | Stage, step: int, begun: float, detail: str = "") -> None:
-        event = Event(what=what, step=step, seconds=time.monotonic() - begun, detail=detail)
-        _LOG.info("step %d %s after %.3f s %s", step, what, event.seconds, detail)
-        if self._listener is not None:
-            self._listener(event)
 
 
 def _raise(failure: BaseException) -> NoReturn:

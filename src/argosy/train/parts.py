@@ -19,7 +19,7 @@ import torch
 
 from argosy import data as sources
 from argosy.checkpoint import names
-from argosy.checkpoint.events import Advance, Event
+from argosy.checkpoint.events import Advance, Event, describe
 from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
@@ -46,11 +46,6 @@ _LOG = logging.getLogger("argosy.train")
 _PREFIX = "train"
 _BODY_SECONDS = 5.0
 """So long a stop waits for code after a step that others have begun."""
-_FAILED = {
-    "failed": "was not saved",
-    "upload_failed": "was not uploaded",
-    "copy_failed": "was not copied to peers",
-}
 
 
 class Parts:
@@ -123,7 +118,7 @@ class Parts:
             self._stored,
         )
         self.saver.listener = self._hear_save
-        self.saver.checkpointer.watcher = self._watch_save
+        self.saver.checkpointer.reports.watcher = self._watch_save
         self._turn: int | None = None
         """The last one that this process has begun."""
         self._first_state = b""
@@ -285,13 +280,10 @@ class Parts:
 
     def _hear_save(self, event: Event) -> None:
         """What becomes of saves stands among the run's events, and what goes wrong is said at once; in whatever thread."""
-        wrong = _FAILED.get(event.what)
-        if wrong is not None:
-            self.run.gang.warn(f"step {event.step} {wrong}: {event.detail}")
-        elif event.what in ("durable", "uploaded", "copied"):
-            more = f", {event.detail}" if event.detail else ""
-            after = f"after {event.seconds:.2f} s"
-            self.run.gang.inform(f"step {event.step} is {event.what} {after}{more}")
+        said = describe(event)
+        if said is not None:
+            tell = self.run.gang.warn if said[0] == "warning" else self.run.gang.inform
+            tell(said[1])
 
     def _watch_save(self, advance: Advance) -> None:
         """Whoever is to leave is not killed while its save goes on."""

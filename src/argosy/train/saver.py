@@ -86,6 +86,8 @@ class Saver:
         """Hears what becomes of saves, in whatever thread."""
         # A rank that dies is replaced, and costs no work: the session is the run's, not the checkpointer's.
         self.checkpointer.session = None
+        # The trainer tells its run, or where there is none the person.
+        self.checkpointer.reports.tells_run = False
         self._record = Record(self.path, earlier=resumed and Path(resumed) / FOLDER)
         self._is_over = False
         self._schedule = Schedule(Interval(Failures(self._record.read())), Group(0, 1))

@@ -15,7 +15,7 @@ def test_a_save_tells_the_bytes_that_it_has_begun_and_how_many_there_will_be(tmp
     monkeypatch.setattr(pacing, "_NEWS_SECONDS", 0.0)
     told = []
     with Checkpointer(tmp_path, writing=Writing(threads=1)) as checkpointer:
-        checkpointer.watcher = told.append
+        checkpointer.reports.watcher = told.append
         checkpointer.save(3, {"x": torch.zeros(3 * BLOCK // 4)})
     assert all(isinstance(each, Advance) for each in told)
     assert {(each.step, each.what) for each in told} == {(3, "written")}
