@@ -41,6 +41,8 @@ CHECKED_STEPS = 5
 TOLERANCE = 2e-4
 XS_STEPS = 5
 GANG = 4
+SHORT_ROW = "16"
+"""Tokens."""
 
 Section = Callable[["Plan"], dict[str, Any]]
 
@@ -88,16 +90,30 @@ def run(
 
 
 def one_rank_xs(plan: Plan) -> dict[str, Any]:
-    """One process, where the cost of a call counts most."""
-    task = plan.task("XS")
-    ours, raw = start_ours(plan.directory, 1, **task), start_torch("raw", plan.directory, 1, **task)
-    peers = [start_peer(name, plan.directory, **task) for name in ("lightning", "huggingface")]
-    times = compare([ours, raw, *peers], plan.pairs, steps=XS_STEPS, label="one rank, XS")
+    """One process on the same rows as everywhere."""
+    times = compare_trainers(plan, plan.task("XS"), "one rank, XS")
     return (
         compared("one_rank_over_raw_loop_xs", times, "raw")
         | compared("one_rank_over_lightning", times, "lightning")
         | compared("one_rank_over_hf_trainer", times, "huggingface")
     )
+
+
+def short_rows(plan: Plan) -> dict[str, Any]:
+    """The same with little to compute, where the cost of a call counts most."""
+    times = compare_trainers(plan, plan.task("XS", BENCH_ROW=SHORT_ROW), "one rank, short rows")
+    return (
+        compared("short_rows_over_raw_loop", times, "raw")
+        | compared("short_rows_over_lightning", times, "lightning")
+        | compared("short_rows_over_hf_trainer", times, "huggingface")
+    )
+
+
+def compare_trainers(plan: Plan, task: dict[str, str], label: str) -> dict[str, list[float]]:
+    """One process of ours, of a hand-written loop, and of each of the other trainers."""
+    ours, raw = start_ours(plan.directory, 1, **task), start_torch("raw", plan.directory, 1, **task)
+    peers = [start_peer(name, plan.directory, **task) for name in ("lightning", "huggingface")]
+    return compare([ours, raw, *peers], plan.pairs, steps=XS_STEPS, label=label)
 
 
 def one_rank_s(plan: Plan) -> dict[str, Any]:
@@ -248,6 +264,7 @@ def generations(plan: Plan) -> dict[str, Any]:
 
 SECTIONS: dict[str, Section] = {
     "one_rank_xs": one_rank_xs,
+    "short_rows": short_rows,
     "warm_rerun": warm_rerun,
     "data": data,
     "generation": generations,
@@ -265,6 +282,11 @@ GIVES = {
         "one_rank_over_raw_loop_xs",
         "one_rank_over_lightning",
         "one_rank_over_hf_trainer",
+    ),
+    "short_rows": (
+        "short_rows_over_raw_loop",
+        "short_rows_over_lightning",
+        "short_rows_over_hf_trainer",
     ),
     "warm_rerun": ("warm_rerun_seconds",),
     "data": ("seek_ms", "data_state_bytes"),

@@ -1,6 +1,6 @@
 """The task of the training benchmarks: one model, one file of tokens, one loss and one optimizer for all sides.
 
-BENCH_SIZE is XS (0.2 M parameters) or S (10 M), BENCH_TOKENS the file. The peers get the same batches as ours, taken from the same feed before
+BENCH_SIZE is XS (0.2 M parameters) or S (10 M), BENCH_TOKENS the file, BENCH_ROW the tokens of a row if they are not the model's own. The peers get the same batches as ours, taken from the same feed before
 they begin and kept in memory: reading data costs them nothing. Runs in the peers' environments too, where only the package's sources are on the path.
 """
 
@@ -24,7 +24,8 @@ KEPT_STEPS = 32
 
 CONFIGS = {"XS": sizes.XS, "S": sizes.S}
 CONFIG = CONFIGS[os.environ.get("BENCH_SIZE", "XS")]
-TOKENS_PER_STEP = LANES * ROWS_PER_LANE * CONFIG.sequence_length
+ROW = int(os.environ.get("BENCH_ROW", CONFIG.sequence_length))
+TOKENS_PER_STEP = LANES * ROWS_PER_LANE * ROW
 
 
 class Micro(NamedTuple):
@@ -56,7 +57,7 @@ def optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer
 
 
 def source() -> Tokens:
-    return Tokens(os.environ["BENCH_TOKENS"], "uint16", sequence_length=CONFIG.sequence_length)
+    return Tokens(os.environ["BENCH_TOKENS"], "uint16", sequence_length=ROW)
 
 
 def batches(lanes: Sequence[int]) -> list[list[Micro]]:
