@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, NoReturn, SupportsFloat, overload
 
 import msgspec
 import torch
@@ -137,7 +137,7 @@ class Checkpointer:
         step: int,
         state: Mapping[str, Any],
         *,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
         attachments: Mapping[str, bytes] | None = None,
         streams: bool = True,
         wait: Literal[True] = True,
@@ -149,7 +149,7 @@ class Checkpointer:
         step: int,
         state: Mapping[str, Any],
         *,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
         attachments: Mapping[str, bytes] | None = None,
         streams: bool = True,
         wait: Literal[False],
@@ -160,7 +160,7 @@ class Checkpointer:
         step: int,
         state: Mapping[str, Any],
         *,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
         attachments: Mapping[str, bytes] | None = None,
         streams: bool = True,
         wait: bool = True,
@@ -213,7 +213,7 @@ class Checkpointer:
         state: Mapping[str, Any],
         loan: Loan,
         *,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> SaveHandle:
         """Save a state from memory that is left as it is until the handle is done: nothing of what was lent is copied, and the writer process does all the rest.
 
@@ -241,10 +241,11 @@ class Checkpointer:
         self,
         step: int,
         begun: float,
-        metrics: Mapping[str, float] | None,
+        metrics: Mapping[str, SupportsFloat] | None,
         attachments: Mapping[str, bytes] | None = None,
     ) -> Facts:
         self._senders.raise_failed()
+        numbers = records.finite(metrics or {})
         self.reports.say("requested", step, begun)
         self._schedule.requested(step)
         return Facts(
@@ -252,7 +253,7 @@ class Checkpointer:
             run=self._run,
             parent=self._parent,
             world=self._group.size,
-            metrics=records.finite(metrics or {}),
+            metrics=numbers,
             attachments=dict(attachments or {}),
             signing_key=self._signing_key,
         )

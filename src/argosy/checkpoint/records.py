@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import SupportsFloat
 
 import msgspec
 
@@ -40,10 +41,21 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A file with the private key that signs the manifest; unsigned without one."""
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+def finite(metrics: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
     """As they can stand in a manifest: JSON has no NaN and no infinity."""
-    numbers = {name: float(value) for name, value in metrics.items()}
+    numbers = {name: _number(name, value) for name, value in metrics.items()}
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    # Of a loss that still has its graph torch warns when it is made a number.
+    detach = getattr(value, "detach", None)
+    try:
+        return float(value if detach is None else detach())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the metric `{name}` is not one number: {error}", fix="give a number, e.g. loss.item()"
+        ) from None
 
 
 class Reused(msgspec.Struct, frozen=True, kw_only=True):

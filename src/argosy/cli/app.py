@@ -69,9 +69,9 @@ def dispatch(words: list[str]) -> int:
     verb, rest = find_verb(words)
     arguments = parse(verb, rest)
     if arguments.wants_help:
-        from argosy.cli.help import verb_help
+        from argosy.cli.help import show, verb_help
 
-        sys.stdout.write(verb_help(verb))
+        show(verb_help(verb))
         return 0
     return int(_load(verb.entry)(arguments) or 0)
 

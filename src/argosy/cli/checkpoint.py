@@ -246,6 +246,12 @@ def export(arguments: Arguments) -> int:
         print(json.dumps(found))
     else:
         print(f"{out}: step {found['step']} as {found['form']}, {size(found['bytes'])}")
+        if found["form"] == "hf" and not (Path(out) / "config.json").exists():
+            # Without it transformers make a model of their default size, which may take all memory.
+            print(
+                "  it has no config.json, which from_pretrained needs: "
+                f"model.config.save_pretrained({out!r}) puts it there"
+            )
     return 0
 
 

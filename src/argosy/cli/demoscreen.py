@@ -67,7 +67,7 @@ class Screen:
         self._print(line)
 
     def say(self, *fields: Field | str) -> None:
-        """A line."""
+        """A line, or several: what comes after a line break is folded for itself."""
         parts = [field if isinstance(field, tuple) else (field, "") for field in fields]
         self._print(Text.assemble(*parts))
 
@@ -149,7 +149,11 @@ class Screen:
             lines[-1].append("  " if used else "").append(text, style=style)
         return lines
 
-    def _print(self, line: Text, hang: int = 0) -> None:
+    def _print(self, text: Text, hang: int = 0) -> None:
+        for line in text.split("\n", allow_blank=True):
+            self._print_line(line, hang)
+
+    def _print_line(self, line: Text, hang: int) -> None:
         if not self.is_terminal:
             self._console.print(Text.assemble(self._margin(), line), soft_wrap=True)
             return

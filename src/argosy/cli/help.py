@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 
 from argosy.cli.arguments import Arguments
 from argosy.cli.grammar import Verb
+from argosy.cli.paint import terminal_width
 from argosy.cli.unknown import unknown_verb, words_below
 from argosy.cli.verbs import VERBS
+
+_NARROWEST = 40
 
 
 def help(arguments: Arguments) -> int:
     """`argosy help [VERB...]`."""
     if not arguments.words:
-        sys.stdout.write(overview())
+        show(overview())
         return 0
     # What follows a verb on a command line may follow it here.
     words = arguments.words[: 2 if words_below(arguments.words[0]) else 1]
@@ -26,8 +31,29 @@ def help(arguments: Arguments) -> int:
     if below:
         lines = [f"  argosy {verb.name:<18} {verb.summary}" for verb in below]
         text += "\n".join(["\nsee also:" if own else f"usage: argosy {wanted} VERB", *lines, ""])
-    sys.stdout.write(text)
+    show(text)
     return 0
+
+
+def show(text: str) -> None:
+    """Print it; on a terminal no word is broken at the edge."""
+    sys.stdout.write(fold(text, terminal_width()) if sys.stdout.isatty() else text)
+
+
+def fold(text: str, width: int) -> str:
+    """Lines that are too long go on below: under what explains a verb or an option, else under their own beginning."""
+    if width < _NARROWEST:  # a terminal that does not know its size has 0 columns
+        return text
+    return "".join(f"{piece}\n" for line in text.splitlines() for piece in _fold_line(line, width))
+
+
+def _fold_line(line: str, width: int) -> list[str]:
+    column = re.match(r" +\S.*?  +(?=\S)| *", line)
+    indent = column.end() if column and column.end() <= width // 2 else 4
+    whole = textwrap.TextWrapper(
+        width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return whole.wrap(line) if len(line) > width else [line]
 
 
 def overview() -> str:

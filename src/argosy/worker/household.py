@@ -29,6 +29,7 @@ from argosy.worker.members import Exit
 from argosy.worker.notices import say, show
 from argosy.worker.switchboard import Switchboard
 from argosy.worker.upkeep import (
+    ERRORS,
     Action,
     Announce,
     End,
@@ -309,7 +310,7 @@ class Household:
     def _keep_error(self, attempt: str, error: str) -> None:
         """On the terminal a failure that was mended is one line; the rest is here."""
         with contextlib.suppress(OSError):
-            path = os.path.join(self._directory, "errors.txt")
+            path = os.path.join(self._directory, ERRORS)
             with open(path, "a", encoding="utf-8", errors="replace") as file:
                 file.write(f"{attempt}:\n{error.rstrip()}\n\n")
 

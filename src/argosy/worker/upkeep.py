@@ -25,6 +25,8 @@ _INSISTING = {SIGHUP: "SIGTERM", SIGINT: "Ctrl-C again", SIGTERM: "a second SIGT
 _ONE_WISH_SECONDS = 1.0
 """Signals of several kinds that come so close together are one wish: a session that ends sends SIGHUP and SIGTERM."""
 _MOST_STORY = 64
+ERRORS = "errors.txt"
+"""Of the run's directory: what failed ranks have left."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,8 @@ class Upkeep:
         wait = self.failures.wait_seconds()
         self._retry_at = at + wait if wait else self._retry_at
         which = self.failures.describe_restart(failure)
-        return [Announce(f"{who}; it is started again ({which})")]
+        where = f"; its traceback is in {ERRORS}" if exit.error else ""
+        return [Announce(f"{who}; it is started again ({which}){where}")]
 
     def _life_of(self, member: Member, at: float) -> Life:
         assert member.exit is not None

@@ -232,7 +232,8 @@ def test_an_exception_that_does_not_come_back_costs_a_restart(run):
     code, _, errors = run("broken_once")
     assert code == 0
     error = "rank 1 exited with code 1: ValueError: boom"
-    assert errors == f"argosy: {error}; it is started again (restart 1 of 3)\n"
+    which = "restart 1 of 3); its traceback is in errors.txt"
+    assert errors == f"argosy: {error}; it is started again ({which}\n"
 
 
 def test_a_suspect_is_killed_after_stacks_were_taken(run, tmp_path):

@@ -134,6 +134,19 @@ def test_differences_and_exports_are_made_by_a_process_with_torch(store, tmp_pat
     assert "exists" in err
 
 
+def test_an_export_without_a_config_says_what_transformers_need(store, tmp_path):
+    code, out, err = argosy("export", store, 4, "--out", tmp_path / "bare")
+    assert code == 0, err
+    assert f"model.config.save_pretrained('{tmp_path / 'bare'}')" in out
+    with Checkpointer(store) as checkpointer:
+        state = {"model": torch.nn.Linear(2, 2)}
+        checkpointer.save(5, state, attachments={"config.json": b"{}"})
+    code, out, err = argosy("export", store, 5, "--out", tmp_path / "whole")
+    assert code == 0, err
+    assert "config.json" not in out
+    assert (tmp_path / "whole" / "config.json").read_bytes() == b"{}"
+
+
 def test_checkpoints_are_pushed_listed_verified_and_pulled(store, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(os.urandom(32))

@@ -106,6 +106,18 @@ def test_a_resumed_run_has_the_bits_of_the_uninterrupted_one(tmp_path):
     assert fresh["model"].head.weight is fresh["model"].embed.weight
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_metric_may_be_a_loss_with_its_graph_and_what_is_no_number_is_named(tmp_path):
+    loss = torch.nn.Linear(2, 1)(torch.ones(2)).sum()
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"value": 1}, metrics={"loss": loss})
+        assert checkpointer.open(1).manifest.metrics == {"loss": loss.item()}
+        for value in (torch.ones(2), "low", None):
+            with pytest.raises(ConfigError, match="the metric `loss` is not one number"):
+                checkpointer.save(2, {"value": 2}, metrics={"loss": value})
+        assert checkpointer.steps() == [1]
+
+
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_loss_that_is_not_finite_costs_no_checkpoint(tmp_path, wait):
     metrics = {"loss": float("nan"), "most": torch.tensor(float("inf")), "rate": np.float32(0.5)}

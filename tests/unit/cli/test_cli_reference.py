@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from argosy import errors
-from argosy.cli.help import overview, reference
+from argosy.cli.help import fold, overview, reference, verb_help
 from argosy.cli.shapes import PROCESS_FIELDS, RUN_FIELDS, SHAPES
 from argosy.cli.verbs import VERBS
 from argosy.control.views import ProcessView, RunView
@@ -33,6 +33,18 @@ def test_the_overview_has_two_columns():
     ]
     assert len(starts) == len(VERBS)
     assert len(set(starts)) == 1
+
+
+@pytest.mark.parametrize("width", [40, 80, 132])
+def test_help_is_folded_between_words_under_its_column(width):
+    for text in (overview(), *map(verb_help, VERBS)):
+        folded = fold(text, width)
+        assert folded.split() == text.split()
+        longest = max(map(len, text.split()))
+        assert max(map(len, folded.splitlines())) <= max(width, width // 2 + longest)
+        assert fold(text, 0) == fold(text, 1000) == text
+    run = next(verb for verb in VERBS if verb.name == "run")
+    assert f"\n{'':25}`main`\n" in fold(verb_help(run), 80)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,27 @@ def test_nothing_on_the_screen_is_wider_than_the_terminal(width):
     screen.clear()
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_of_a_longer_text_are_folded_each_for_itself(is_terminal):
+    screen = Screen()
+    out = io.StringIO()
+    screen._console = Console(
+        file=out,
+        force_terminal=is_terminal,
+        width=80,
+        color_system=None,
+        _environ={"TERM": "xterm"},
+    )
+    screen.say("run r1 stopped after 48s\n  step 135 is saved\n\nhealed: rank 1 was killed")
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert lines == [
+        "        run r1 stopped after 48s",
+        "          step 135 is saved",
+        "",
+        "        healed: rank 1 was killed",
+    ]
+
+
 def test_without_a_terminal_progress_is_a_line_now_and_then(capsys):
     screen = Screen()
     for done in range(101):

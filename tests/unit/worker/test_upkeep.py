@@ -167,8 +167,8 @@ def test_a_restart_is_told_with_its_number_and_how_many_there_may_be():
         if upkeep.due is not None:
             actions += upkeep.passed(upkeep.due)
     assert told == [
-        "it is started again (restart 1 of 3)",
-        "it is started again (restart 2 of 3)",
+        "it is started again (restart 1 of 3); its traceback is in errors.txt",
+        "it is started again (restart 2 of 3); its traceback is in errors.txt",
         "it is started again (restart 1 of 100 after failures of the host)",
     ]
 
