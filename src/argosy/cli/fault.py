@@ -10,7 +10,8 @@ from argosy.cli.connection import Target, connect
 from argosy.errors import ConfigError
 
 _KINDS = ("kill", "stop", "slow", "nan", "raise")
-DEFAULT_BETWEEN = (1, 100)
+NEXT_STEPS = (1, 100)
+"""Those of random faults, counted from where the run is, unless others are named."""
 _ONLY_RANDOM = ("seed", "count", "between", "kinds")
 
 
@@ -105,7 +106,8 @@ def _draw(arguments: Arguments, target: Target, view: dict[str, Any]) -> list[di
         arguments.get("seed", 0),
         arguments.get("count", 1),
         gangs[0]["count"],
-        arguments.get("between", DEFAULT_BETWEEN),
+        arguments.get("between", NEXT_STEPS),
         kinds,
     )
-    return [{**msgspec.to_builtins(order), "role": gangs[0]["role"]} for order in drawn]
+    more = {"role": gangs[0]["role"], "from_now": "between" not in arguments.options}
+    return [{**msgspec.to_builtins(order), **more} for order in drawn]

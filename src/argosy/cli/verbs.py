@@ -241,7 +241,7 @@ VERBS = (
             Option("--random", "draw faults: the same for the same seed, size and steps"),
             Option("--seed N", "of --random; default: 0", kind="number"),
             Option("--count N", "of --random; default: 1", kind="count"),
-            Option("--between A B", "steps of --random; default: 1 100", kind="pair"),
+            Option("--between A B", "steps of --random; default: the next 100", kind="pair"),
             Option("--kinds KINDS", "of --random, by commas; default: kill,stop,slow"),
             JSON,
         ),

@@ -28,7 +28,7 @@ from argosy.control.coordinator import Coordinator, Outputs
 from argosy.control.eventlog import EventLog, run_of
 from argosy.control.evidence import Evidence
 from argosy.control.expiry import Expiry
-from argosy.control.faults import FaultOrder, check_future, choose_role
+from argosy.control.faults import FaultOrder, choose_role, settle_steps
 from argosy.control.home import Cluster, check_space
 from argosy.control.placement import num_processes
 from argosy.control.rundirs import make_run_directory, write_end
@@ -236,19 +236,21 @@ class Conductor:
     async def inject(self, run: str, orders: list[FaultOrder]) -> list[FaultInjected]:
         """Record faults on purpose; those that are not told to a rank are still to be carried out."""
         await self._check_log()
-        await self._check_steps(run, [order for order in orders if order.step is not None])
+        orders = await self._settle_steps(run, orders)
         faults, outputs = self._ask_decider(self.coordinator.inject, run, orders)
         await self._durable(self.apply(outputs))
         return faults
 
-    async def _check_steps(self, run: str, orders: list[FaultOrder]) -> None:
-        """ConfigError for a fault at a step that its gang has behind it; what else is wrong with it is for the coordinator to say."""
+    async def _settle_steps(self, run: str, orders: list[FaultOrder]) -> list[FaultOrder]:
+        """The steps that are meant; ConfigError for one that its gang has behind it. What else is wrong with a fault is for the coordinator to say."""
         supervisor = self.coordinator.runs.get(run)
         if supervisor is None or supervisor.ended is not None:
-            return
-        for name in dict.fromkeys(order.role for order in orders):
-            present = await self._present_step(choose_role(supervisor.roles, name))
-            check_future([order for order in orders if order.role == name], present)
+            return orders
+        presents = {
+            name: await self._present_step(choose_role(supervisor.roles, name))
+            for name in {order.role: None for order in orders if order.step is not None}
+        }
+        return settle_steps(orders, presents)
 
     async def _present_step(self, role: Role) -> int:
         """The step that the furthest process of a gang has told its agent; 0 when none has told one."""

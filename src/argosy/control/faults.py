@@ -33,6 +33,8 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role: str | None = None
     rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     step: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    from_now: bool = False
+    """Whether the step is counted from the one that the run is at."""
     point: FaultPoint = ""
     seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
@@ -94,14 +96,23 @@ def check_order(order: FaultOrder) -> None:
         )
 
 
-def check_future(orders: list[FaultOrder], present: int) -> None:
-    """Raise ConfigError for a fault at a step that is over: the rank would break at once, and not where it was asked to."""
-    past = [order.step for order in orders if order.step is not None and order.step < present]
-    if past:
+def settle_steps(orders: list[FaultOrder], presents: dict[str | None, int]) -> list[FaultOrder]:
+    """The orders with the steps that are meant, where the gangs that they name are at these.
+
+    Raise ConfigError for a fault at a step that is over: the rank would break at once, and not where it was asked to.
+    """
+    return [_settle(order, presents.get(order.role, 0)) for order in orders]
+
+
+def _settle(order: FaultOrder, present: int) -> FaultOrder:
+    if order.step is not None and order.from_now:
+        return msgspec.structs.replace(order, step=present + order.step, from_now=False)
+    if order.step is not None and order.step < present:
         raise ConfigError(
-            f"step {min(past)} is over: the run is at step {present}",
+            f"step {order.step} is over: the run is at step {present}",
             fix=f"name a step after {present} (--at-step, --between), or none: at once",
         )
+    return order
 
 
 def choose_role(roles: dict[str, Role], name: str | None) -> Role:

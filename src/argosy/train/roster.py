@@ -248,7 +248,13 @@ class Roster:
         return self._read(seen & 0xFFFF, place)
 
     def _write(self, rank: int, place: int, value: Any) -> None:
-        body = json.dumps(value).encode()
+        try:
+            body = json.dumps(value).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"step.agree() was given {type(value).__name__}: {error}",
+                fix="agree on numbers, texts, or lists and dictionaries of them: value.item(), not a tensor",
+            )
         if len(body) > _VALUE_BYTES - 8:
             raise ConfigError(
                 f"step.agree() was given {len(body)} bytes, there is room for {_VALUE_BYTES - 8}",

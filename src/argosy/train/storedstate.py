@@ -13,14 +13,16 @@ import torch
 
 from argosy.checkpoint import trees
 from argosy.checkpoint.books import Book
+from argosy.checkpoint.headers import FROM_FILE
 from argosy.checkpoint.modules import kind_of
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Opened
 from argosy.data.feeds import find_differences
 from argosy.errors import MismatchError
-from argosy.train import fingerprint
+from argosy.train import fingerprint, misfits
 from argosy.train.lanes import BUFFER
 from argosy.train.memories import IMAGE, Version
+from argosy.train.misfits import Form, Outline
 from argosy.train.stateplan import AVERAGE, VALUE, Field
 from argosy.train.updates import Updater, read_field, write_field
 
@@ -194,9 +196,11 @@ class StoredVersion:
 
     def _check(self, opened: Opened, tree: Mapping[str, Any]) -> None:
         if tree["plan"] != self._version.plan.digest:
+            what = misfits.describe(self._outline_of(opened), self._outline())
             raise MismatchError(
-                f"{opened.path} was saved by another model or optimizer",
-                fix="resume with the model and optimizer it was made with",
+                f"{opened.path} was saved by another model or optimizer"
+                + (f": it was trained with {what}" if what else ""),
+                fix="resume with the model and optimizer it was made with, or start a new run",
             )
         self._check_data(opened, tree)
         changed = fingerprint.differences(tree["fingerprint"], self._facts["fingerprint"])
@@ -205,6 +209,63 @@ class StoredVersion:
                 f"{opened.path} was saved under another numerics fingerprint: {'; '.join(changed)}",
                 fix="resume where it was saved, or give --allow-drift: bits will differ",
             )
+
+    def _outline(self) -> Outline:
+        """What this trainer's state consists of."""
+        tensors = self._model.state_dict(keep_vars=True)
+        model = {
+            name: _form(self._trained(name, value))
+            for name, value in tensors.items()
+            if isinstance(value, torch.Tensor)
+        }
+        kept: dict[str, set[str]] = {name: set() for name in self._version.plan.names}
+        for field in self._version.plan.fields:
+            kept[field.name].add(field.key)
+        return Outline(
+            model=model,
+            optimizers={
+                updater.name: {
+                    name: frozenset(kept[name] - {VALUE, AVERAGE}) for name in updater.names
+                }
+                for updater in self._updaters
+            },
+            has_averages=any(AVERAGE in keys for keys in kept.values()),
+        )
+
+    def _outline_of(self, opened: Opened) -> Outline:
+        """What a trainer's checkpoint consists of."""
+        model, has_averages = {}, False
+        for name in opened.names():
+            record = opened.record(name)
+            is_average = name.startswith(f"{_EMA}/")
+            has_averages = has_averages or is_average
+            if record.kind in ("model", "frozen") and not is_average:
+                # Elements of two halves are saved with a dim more.
+                shape = record.shape[:-1] if record.meaning else record.shape
+                model[name] = Form(record.meaning or FROM_FILE[record.dtype], tuple(shape))
+        return Outline(
+            model=model,
+            optimizers={
+                key.removeprefix(_OPTIMIZER).removeprefix("."): _kept(tree)
+                for key, tree in opened.trees().items()
+                if key.partition(".")[0] == _OPTIMIZER
+            },
+            has_averages=has_averages,
+        )
+
+
+def _kept(tree: Mapping[str, Any]) -> dict[str, frozenset[str] | None]:
+    """Parameters of a saved optimizer, with what it keeps for each; None for one that it has not begun with."""
+    tensors, numbers = tree["tensors"], tree["state"]
+    return {
+        name: frozenset((*tensors[name], *numbers.get(name, ()))) if name in tensors else None
+        for group in tree["groups"]
+        for name in group["parameters"]
+    }
+
+
+def _form(tensor: torch.Tensor) -> Form:
+    return Form(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def _key(updater: Updater) -> str:

@@ -32,6 +32,8 @@ class Journal:
         self.path = path
         self._recent: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
         """Records that another process was to write."""
+        self._taken_back: list[tuple[int, float]] = []
+        """From which step on steps were made again and when that was heard, since another process was to move their lines."""
         self._descriptor = -1
         self._widths: dict[str, int] = {}
         self._has_complained = False
@@ -56,6 +58,8 @@ class Journal:
             self._recent.append(record)
             return
         try:
+            if self._descriptor < 0:
+                self._mend(step)
             due = [record] if self._descriptor >= 0 else self._open(record)
             for each in due:
                 self._write(each)
@@ -68,11 +72,19 @@ class Journal:
             (each for each in self._recent if not _is_of(each, step)), maxlen=_REMEMBERED
         )
         if not is_writer:
+            self._taken_back.append((step, time.time()))
             return
+        try:
+            self._move_aside(step)
+        except OSError as error:
+            self._give_up(error)
+
+    def _move_aside(self, step: int, before: float = math.inf) -> None:
+        """Lines of this step and of later ones leave the file, if they were written before a moment."""
         try:
             # In the same file, not beside it: another process may have it open to append to it.
             with self.path.open("r+b") as file:
-                first, kept, superseded = _split(file, step)
+                first, kept, superseded = _split(file, step, before)
                 if not superseded:
                     return
                 with self.path.with_name("metrics.superseded.jsonl").open("ab") as aside:
@@ -81,9 +93,16 @@ class Journal:
                 file.writelines(kept)
                 file.truncate()
         except FileNotFoundError:
-            return
-        except OSError as error:
-            self._give_up(error)
+            pass
+
+    def _mend(self, step: int | None) -> None:
+        """Move aside what the writer before has left of steps that were taken back: it may have died before it did, and this process may not have heard of it."""
+        for first, heard_at in self._taken_back:
+            self._move_aside(first, heard_at)
+        self._taken_back = []
+        if step is not None:
+            # Nobody is further than this: the step after it needs every living rank.
+            self._move_aside(step + 1)
 
     def _open(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Begin to write; of this record and the remembered ones those that the writer before has not written."""
@@ -134,15 +153,15 @@ class Journal:
             self._descriptor = -1
 
 
-def _split(file: Any, step: int) -> tuple[int, list[bytes], list[bytes]]:
-    """Where the first line of this step or a later one is; from there on the lines that stay, and those that do not."""
+def _split(file: Any, step: int, before: float) -> tuple[int, list[bytes], list[bytes]]:
+    """Where the first line of this step or a later one is that was written before a moment; from there on the lines that stay, and those that do not."""
     first, position = -1, 0
     kept: list[bytes] = []
     superseded: list[bytes] = []
     for line in file:
         record = _parse(line)
         # A line that was cut is of whoever wrote it last.
-        is_of = bool(superseded) if record is None else _is_of(record, step)
+        is_of = bool(superseded) if record is None else _is_of(record, step, before)
         if is_of:
             first = position if first < 0 else first
             superseded.append(line.removesuffix(b"\n") + b"\n")
@@ -173,10 +192,13 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _is_of(record: dict[str, Any], step: int) -> bool:
-    """Whether the trainer was at this step or a later one."""
+def _is_of(record: dict[str, Any], step: int, before: float = math.inf) -> bool:
+    """Whether the trainer was at this step or a later one, before a moment."""
     place = record.get(_TRAINER_STEP, record.get("step"))
-    return isinstance(place, int) and place >= step
+    if not isinstance(place, int) or place < step:
+        return False
+    written_at = record.get("time")
+    return not isinstance(written_at, float) or written_at < before
 
 
 def _order_of(record: dict[str, Any]) -> int | None:

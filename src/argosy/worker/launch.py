@@ -31,7 +31,7 @@ from argosy.worker.household import keep_house
 from argosy.worker.notices import say
 from argosy.worker.run import Run
 from argosy.worker.settings import build_config, digest, to_plain
-from argosy.worker.sources import digest_sources
+from argosy.worker.sources import digest_sources, name_script
 
 _DEFAULT_LANES = 8
 """More ranks than lanes would have nothing to do."""
@@ -211,6 +211,7 @@ def _make_run(config_type: type[Any] | None, options: Options, *, is_member: boo
         "argosy": __version__,
         "lineage": list(before.get("lineage", [])),
         "source": digest_sources(),
+        "script": name_script(),
     }
     if before:
         _note_changes(before, record, options)

@@ -17,7 +17,7 @@ from typing import Any
 
 from argosy.errors import ConfigError, HomeError, NotFoundError
 from argosy.worker.settings import flatten, parse_keys
-from argosy.worker.sources import find_changed
+from argosy.worker.sources import find_changed, is_replaced
 
 Record = dict[str, Any]
 _OF_A_START = ("name", "digest", "threads", "source")
@@ -152,16 +152,30 @@ def check_consent(
                 fix=f"say which: --set {key}={old} or --set {key}={new}",
             )
         lines.append(f"{key}: {old!r} -> {new!r}")
-    changed = find_changed(before.get("source", {}), after.get("source", {}))
-    if changed and "source" not in allowed:
+    lines += _check_source(before, after, is_allowed="source" in allowed)
+    numbers = [key for key in ("seed", "threads") if before.get(key) != after.get(key)]
+    return lines + [f"{key}: {before.get(key)!r} -> {after.get(key)!r}" for key in numbers]
+
+
+def _check_source(before: Record, after: Record, *, is_allowed: bool) -> list[str]:
+    """What of the program has changed, one line each."""
+    old, new = before.get("source", {}), after.get("source", {})
+    script, now = before.get("script", ""), after.get("script", "")
+    if new and is_replaced(script, old, new):
+        if not is_allowed:
+            raise ConfigError(
+                f"the run began with {script}, and {now} is another program",
+                fix=f"resume with {script}, or consent: --allow-source",
+            )
+        return [f"source: {script} -> {now}"]
+    changed = find_changed(old, new)
+    if changed and not is_allowed:
         raise ConfigError(
             f"{changed[0]} has changed since the run began"
             + (f", and {len(changed) - 1} more" if len(changed) > 1 else ""),
             fix="resume with the source that it began with, or consent: --allow-source",
         )
-    lines += [f"source: {name}" for name in changed]
-    numbers = [key for key in ("seed", "threads") if before.get(key) != after.get(key)]
-    return lines + [f"{key}: {before.get(key)!r} -> {after.get(key)!r}" for key in numbers]
+    return [f"source: {name}" for name in changed]
 
 
 def _make(directory: Path, *, exist_ok: bool) -> Path:

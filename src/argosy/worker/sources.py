@@ -17,10 +17,9 @@ _LIBRARIES = ("site-packages", "dist-packages")
 
 def digest_sources() -> dict[str, str]:
     """Short digests by path, relative to the script's directory; empty where there is no script."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if not main:
+    script = _script()
+    if not script:
         return {}
-    script = os.path.abspath(main)
     directory = os.path.dirname(script)
     own = os.path.dirname(os.path.abspath(argosy.__file__))
     found = {}
@@ -35,9 +34,24 @@ def digest_sources() -> dict[str, str]:
     return {name: digest for name, digest in sorted(found.items()) if digest}
 
 
+def name_script() -> str:
+    """The script among them; empty where there is none."""
+    return os.path.basename(_script())
+
+
 def find_changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Files that both know and that differ: what is new is imported by something that has changed."""
     return [name for name in before if name in after and before[name] != after[name]]
+
+
+def is_replaced(script: str, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+    """Whether the script that a run began with is not part of the program any more, under whatever name."""
+    return script in before and script not in after and before[script] not in after.values()
+
+
+def _script() -> str:
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(main) if main else ""
 
 
 def _digest(path: str) -> str:

@@ -231,10 +231,10 @@ def write_tokens(path, dtype="uint16", count=4096, seed=0):
 
 
 class Letters(nn.Module):
-    def __init__(self):
+    def __init__(self, width=8):
         super().__init__()
-        self.table = nn.Embedding(256, 8)
-        self.head = nn.Linear(8, 256)
+        self.table = nn.Embedding(256, width)
+        self.head = nn.Linear(width, 256)
 
     def forward(self, tokens):
         return self.head(self.table(tokens))
@@ -288,7 +288,11 @@ def tokens_change(run):
 
     def change(trainer, step):
         if step.index == 2 and run.gang.rank == 0:
-            write_tokens(path, seed=1)
+            others = write_tokens(path.with_suffix(".others"), seed=1).read_bytes()
+            with path.open(
+                "r+b"
+            ) as file:  # not cut first: a rank that reads just then would be killed
+                file.write(others)
 
     letters(run, ar.data.Tokens(path, dtype="uint16", sequence_length=16), steps=40, before=change)
 
@@ -341,18 +345,41 @@ def resumed_with_other_lanes(run):
     resume(run, lanes=8)
 
 
-def resumed_with_other_model(run):
+def resume_another(run, model, optimizer=adamw, **given):
     before = min(run.directory.parent.glob("*-saved"))
     run.resume_from = before
     trainer = run.trainer(
-        model=nn.Sequential(nn.Embedding(256, 4), nn.Linear(4, 256)),
+        model=model,
         data=ar.data.Tokens(before / "code.bin", dtype="uint16", sequence_length=16),
         loss=predict,
-        optimizer=adamw,
+        optimizer=optimizer,
         batch_size=8,
         lanes=4,
+        **given,
     )
     next(trainer.steps(9))
+
+
+def resumed_with_other_model(run):
+    resume_another(run, Letters(width=4))
+
+
+def resumed_with_other_optimizer(run):
+    resume_another(run, Letters(), lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+
+
+def resumed_with_frozen(run):
+    model = Letters()
+    next(model.parameters()).requires_grad_(False)
+    resume_another(run, model)
+
+
+def resumed_with_averages(run):
+    resume_another(run, Letters(), ema=0.9)
+
+
+def resumed_replicated(run):
+    resume_another(run, Letters(), layout="replicated")
 
 
 def resumed_elsewhere(run):

@@ -78,7 +78,31 @@ RESUMES = {
         r"trained with kind = tokens \(now fed\)$",
         "resume with kind = tokens, or start a new run$",
     ),
-    "resumed_with_other_model:1": (65, "saved by another model or optimizer", "it was made with"),
+    "resumed_with_other_model:1": (
+        65,
+        r"saved by another model or optimizer: it was trained with 'table\.weight' of shape \(256, 8\) \(now of shape \(256, 4\)\), and 1 more$",
+        "it was made with, or start a new run$",
+    ),
+    "resumed_with_other_optimizer:1": (
+        65,
+        r"it was trained with an optimizer that keeps 'exp_avg', 'exp_avg_sq', 'step' of 'table\.weight' \(now 'momentum_buffer'\)$",
+        "it was made with",
+    ),
+    "resumed_with_frozen:1": (
+        65,
+        r"it was trained with 'table\.weight' trained \(now not\)$",
+        "it was made with",
+    ),
+    "resumed_with_averages:1": (
+        65,
+        r"it was trained with no averages \(now with ema=\)$",
+        "it was made with",
+    ),
+    "resumed_replicated:1": (
+        65,
+        r'it was trained with layout="shared" \(now layout="replicated"\)$',
+        "it was made with",
+    ),
     "resumed_elsewhere:1": (65, "capability: '.*' then, 'AVX1024' now", "--allow-drift"),
     "resumed_from_nothing:1": (64, "there is no checkpoint in", "stopped after its first step"),
     "resumed_from_damage:1": (65, "can be used; .* do not have their checksum", "from elsewhere"),

@@ -40,7 +40,13 @@ def test_random_faults_are_the_same_for_the_same_words():
     assert drawn == orders(text)
     assert len(drawn) == 5
     assert all(10 <= order["step"] <= 60 and order["role"] == "train" for order in drawn)
+    assert not any(order["from_now"] for order in drawn)
     assert all(o["fault"] == "raise" for o in orders("fault r1 --random --count 9 --kinds raise"))
+
+
+def test_random_faults_without_steps_come_in_the_next_ones_wherever_the_run_is():
+    drawn = orders("fault r1 --random --seed 7 --count 5")
+    assert all(1 <= order["step"] <= 100 and order["from_now"] for order in drawn)
 
 
 @pytest.mark.parametrize(

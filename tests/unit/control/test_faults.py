@@ -11,9 +11,9 @@ from argosy.control.faults import (
     DRAWN,
     POINTS,
     FaultOrder,
-    check_future,
     draw_faults,
     left_over,
+    settle_steps,
 )
 from argosy.errors import ConfigError, NotFoundError
 from argosy.protocol.facts import AttemptExited, FaultInjected, FaultMet
@@ -153,9 +153,9 @@ def test_faults_that_make_no_sense_are_refused_and_nothing_is_recorded(order, wh
 
 def test_a_step_that_is_over_is_refused_with_the_present_one():
     at_once, later = FaultOrder(fault="kill", rank=0), FaultOrder(fault="kill", rank=0, step=7)
-    check_future([at_once, later], 7)
+    assert settle_steps([at_once, later], {None: 7}) == [at_once, later]
     with pytest.raises(ConfigError, match="step 7 is over: the run is at step 8") as caught:
-        check_future([at_once, later], 8)
+        settle_steps([at_once, later], {None: 8})
     assert "after 8" in caught.value.fix
 
 
@@ -210,3 +210,9 @@ def test_a_run_that_has_ended_cannot_be_broken():
         host.exit(f"train.{index}.0", code=0)
     with pytest.raises(NotFoundError, match="has succeeded"):
         inject(host, FaultOrder(fault="kill", rank=1))
+
+
+def test_steps_from_now_on_are_counted_from_where_the_gang_is():
+    order = FaultOrder(fault="kill", role="train", rank=1, step=34, from_now=True)
+    (settled,) = settle_steps([order], {"train": 126})
+    assert settled == FaultOrder(fault="kill", role="train", rank=1, step=160)

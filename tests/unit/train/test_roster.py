@@ -4,8 +4,9 @@ import itertools
 import os
 
 import pytest
+import torch
 
-from argosy.errors import MismatchError
+from argosy.errors import ConfigError, MismatchError
 from argosy.train.roster import Roster, start_time
 
 names = (f"roster-{number}" for number in itertools.count())
@@ -91,3 +92,10 @@ def test_one_whose_loop_is_over_is_outside_until_it_takes_a_step_again(roster):
         roster.leave_loop(0)
         assert roster.is_outside(pid)
         assert roster.has_left_loop(pid)
+
+
+def test_what_cannot_be_agreed_on_is_refused_with_its_kind(roster):
+    with pytest.raises(ConfigError, match=r"step\.agree\(\) was given Tensor: ") as caught:
+        roster.agree(0, 0, 1, torch.zeros(2))
+    assert "item()" in caught.value.fix
+    assert roster.agree(0, 0, 1, {"rate": 0.5}) == {"rate": 0.5}

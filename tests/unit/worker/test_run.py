@@ -243,6 +243,20 @@ def test_a_resume_with_changed_source_needs_consent():
     assert records.check_consent(record(depth=1), after, []) == [], "older records have none"
 
 
+def test_a_resume_with_another_script_needs_consent_and_with_a_renamed_one_does_not():
+    before = {**record(depth=1), "script": "train.py", "source": {"train.py": "a", "model.py": "b"}}
+    after = {**record(depth=1), "script": "wide.py", "source": {"wide.py": "c", "model.py": "b"}}
+    with pytest.raises(
+        ConfigError, match=r"began with train\.py, and wide\.py is another"
+    ) as caught:
+        records.check_consent(before, after, [])
+    assert "--allow-source" in caught.value.fix
+    assert records.check_consent(before, after, [], {"source"}) == ["source: train.py -> wide.py"]
+    renamed = {**after, "source": {"wide.py": "a", "model.py": "b"}}
+    assert records.check_consent(before, renamed, []) == []
+    assert records.check_consent(before, record(depth=1), []) == [], "in a notebook"
+
+
 def test_the_source_of_a_program_is_its_script_and_what_lies_beside_it(tmp_path):
     (tmp_path / "train.py").write_text(
         "import helper, json\nfrom argosy.worker import sources\nprint(json.dumps(sources.digest_sources()))"
@@ -351,6 +365,38 @@ def test_one_who_takes_over_remembers_nothing_of_steps_that_were_undone(tmp_path
     other.note({"x": "again"}, step=2, is_writer=True)
     lines = [(line["step"], line["x"]) for line in read_lines(path)]
     assert lines == [(0, "undone"), (1, "again"), (2, "again")]
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_one_who_takes_over_moves_lines_of_undone_steps_if_the_writer_has_died_before_it_did(
+    tmp_path, has_moved
+):
+    path = tmp_path / "metrics.jsonl"
+    writer, other = Journal(path), Journal(path)
+    for step in range(6):
+        writer.note({"x": "undone"}, step=step, is_writer=True)
+        other.note({"x": "undone"}, step=step, is_writer=False)
+    other.go_back(2, is_writer=False)
+    if has_moved:
+        writer.go_back(2, is_writer=True)
+        writer.note({"x": "again"}, step=2, is_writer=True)
+    other.note({"x": "again"}, step=2, is_writer=False)
+    other.note({"x": "again"}, step=3, is_writer=True)
+    expected = [(0, "undone"), (1, "undone"), (2, "again"), (3, "again")]
+    assert [(line["step"], line["x"]) for line in read_lines(path)] == expected
+    superseded = read_lines(path.with_name("metrics.superseded.jsonl"))
+    assert [line["step"] for line in superseded] == [2, 3, 4, 5]
+
+
+def test_one_who_came_after_steps_were_undone_moves_lines_that_are_further_than_it_is(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writer = Journal(path)
+    for step in range(6):
+        writer.note({"x": "undone"}, step=step, is_writer=True)
+    newcomer = Journal(path)
+    for step in (2, 3):
+        newcomer.note({"x": "again"}, step=step, is_writer=True)
+    assert [line["step"] for line in read_lines(path)] == [0, 1, 2, 3]
 
 
 def test_one_who_takes_over_writes_all_that_was_said_of_a_step(tmp_path):
