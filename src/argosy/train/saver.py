@@ -27,8 +27,10 @@ from argosy.checkpoint.lending import Loan
 from argosy.checkpoint.loading import Loaded
 from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.settings import Peers
+from argosy.checkpoint.reports import Reports
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record
+from argosy.checkpoint.writer import client
 from argosy.checkpoint.writer.client import WriterLost
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
@@ -41,6 +43,7 @@ _NICE = 10
 _WAIT_SECONDS = 20.0
 _TURN_SECONDS = 1.0
 _LOOK_SECONDS = 0.02
+_ASK_SECONDS = 1.0
 _PINNED = "saves pin a version: updates go on in other memory, nothing is copied"
 _COPIED = "saves are copied first: without recovery there is one version of the state"
 FOLDER = "checkpoints"
@@ -158,6 +161,7 @@ class Saver:
         A version that is not whole yet is left for now.
         """
         self.wait()
+        others = _Others(self.path, self.checkpointer.reports)
         began = busy_at = time.monotonic()
         while (step := self._committed()) and time.monotonic() - busy_at < _WAIT_SECONDS:
             if self.has(step):
@@ -173,6 +177,7 @@ class Saver:
             if self._state.pins().get(self._owner) and now < began + self._most_seconds:
                 # Somebody saves, or the writer process for one that has died.
                 busy_at = now
+                others.look(now)
             time.sleep(_LOOK_SECONDS)
         return None
 
@@ -335,6 +340,25 @@ class Saver:
                 stored.step, {KEY: stored}, metrics=stored.metrics, streams=False
             )
         return self.path / names.step_name(stored.step)
+
+
+class _Others:
+    """Tells how far the writer process is with what others have asked it for: who waits for that is not killed as long as it goes on, and the person sees why."""
+
+    def __init__(self, store: Path, reports: Reports) -> None:
+        self._store = store
+        self._reports = reports
+        self._asked_at = time.monotonic()
+        self._told: set[tuple[int, int, int]] = set()
+
+    def look(self, now: float) -> None:
+        """Now and then."""
+        if now - self._asked_at < _ASK_SECONDS:
+            return
+        for one in set(client.ask(self._store)) - self._told:
+            self._told.add(one)
+            self._reports.advance("written", *one)
+        self._asked_at = time.monotonic()
 
 
 def restore(

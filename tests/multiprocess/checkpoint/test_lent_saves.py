@@ -12,7 +12,7 @@ from argosy.checkpoint import Checkpointer, Writing
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.lending import Loan, Memory
 from argosy.checkpoint.listings import Listing
-from argosy.checkpoint.writer.client import WriterLost, wait_gone
+from argosy.checkpoint.writer.client import WriterLost, ask, wait_gone
 from argosy.move import arenas
 
 pytestmark = pytest.mark.multiprocess
@@ -55,6 +55,7 @@ def test_what_was_lent_and_what_lies_elsewhere_is_saved_as_it_is(tmp_path, arena
         handle = checkpointer.save_lent(3, state, loan_of(arena), metrics={"loss": 2.0})
         assert handle.wait(timeout=60) == tmp_path / "step-000000003"
         assert handle.how == "lent"
+        assert ask(tmp_path) == []
         assert "writer_seconds" in handle.statistics(), "the writer process has written it"
         # Unchanged files are linked, as in any other save.
         checkpointer.save_lent(4, state, loan_of(arena)).wait(timeout=60)
@@ -114,6 +115,9 @@ def test_a_killed_writer_is_the_handle_s_error_and_the_next_save_has_another(tmp
     with Checkpointer(tmp_path, writing=SLOW) as checkpointer:
         handle = checkpointer.save_lent(1, {"x": x}, loan_of(arena))
         handle.wait("staged", timeout=30)
+        while not (found := ask(tmp_path)):
+            assert not handle.is_done
+        assert found == [(1, found[0][1], handle.total_bytes)]
         os.kill(checkpointer._deliveries.writer.writer_pid, signal.SIGKILL)
         with pytest.raises(WriterLost):
             handle.wait(timeout=30)
@@ -204,7 +208,8 @@ def main(run):
             every=2,
             keep=Keep(last=99),
             writing=Writing(
-                bytes_per_second=40e6, deadline_seconds=float(os.environ.get("DEADLINE", 3600))
+                bytes_per_second=float(os.environ.get("RATE", 40e6)),
+                deadline_seconds=float(os.environ.get("DEADLINE", 3600)),
             ),
         ),
     )
@@ -245,6 +250,19 @@ def test_a_save_that_a_killed_rank_has_begun_is_finished_beside_training(argosy)
             assert checkpointer.catalogue.verify(step).faults == []
         with checkpointer.open(2) as opened:
             assert torch.equal(opened.tensor("frozen").read(), torch.arange(1_000_000.0))
+
+
+def test_a_stop_that_waits_for_a_dead_rank_s_save_says_how_far_it_is(argosy):
+    script = argosy.script("trains.py", TRAINS)
+    settings = ["RATE=4e6", "STEPS=1000000"]
+    run = argosy.detach("-n", "2", *(word for one in settings for word in ("--env", one)), script)
+    marker = Path(argosy.view(run)["directory"]) / "killed"
+    argosy.wait_until(marker.exists, lambda: argosy("logs", run, check=False).stdout)
+    argosy("stop", run)
+    assert Checkpointer(marker.with_name("checkpoints")).steps()[0] == 2
+    told = [f for f in argosy.facts(run) if f["kind"] == "attempt.saving" and f["step"] == 2]
+    assert told, argosy("events", run).stdout
+    assert 0 < told[0]["num_bytes"] < told[0]["total_bytes"]
 
 
 def test_a_lost_writer_costs_one_save_of_a_training_and_no_other(argosy):

@@ -25,6 +25,8 @@ from argosy.checkpoint.writer import messages
 from argosy.checkpoint.writer.messages import (
     Accepted,
     Answer,
+    Ask,
+    Doing,
     Durable,
     Failed,
     Hello,
@@ -40,6 +42,7 @@ _LOG = logging.getLogger("argosy.checkpoint")
 Told = Callable[[Progress | Durable | Failed], None]
 
 _START_SECONDS = 60.0
+_ASK_SECONDS = 2.0
 _SEND_TIMEOUT = struct.pack("ll", int(_START_SECONDS), 0)
 _LATE_SECONDS = 2.0
 """A writer that gives a job up when its time is over says so itself, a little later."""
@@ -161,14 +164,11 @@ class WriterClient:
         """A connection to a writer that answers; one that is about to end does not."""
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sockets.connect(link, self._store, names.socket_name(socket.gethostname()))
-            link.settimeout(_START_SECONDS)
-            messages.send(link, Hello(version=messages.VERSION, pid=os.getpid()))
-            answer = messages.receive_answer(link)
-            if isinstance(answer, Welcome) and answer.version == messages.VERSION:
+            pid = _greet(link, self._store, _START_SECONDS)
+            if pid:
                 link.settimeout(None)
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
-                self._writer_pid = answer.pid
+                self._writer_pid = pid
                 self._given.clear()
                 return link
         except OSError:
@@ -261,7 +261,7 @@ class WriterClient:
             one.accepted.set()
 
     def _hear(self, answer: Answer) -> None:
-        if isinstance(answer, Welcome):
+        if isinstance(answer, (Welcome, Doing)):
             return
         with self._lock:
             known = self._jobs.get(answer.number)
@@ -273,6 +273,30 @@ class WriterClient:
             known.accepted.set()
         else:
             _tell(known, answer)
+
+
+def ask(store: Path) -> list[tuple[int, int, int]]:
+    """Of all that the writer of this host is writing there, whoever has asked for it: the step, the bytes that are on their way, and all of them; nothing when it does not say."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        try:
+            if _greet(link, store.resolve(), _ASK_SECONDS):
+                messages.send(link, Ask())
+                answer = messages.receive_answer(link)
+                return answer.jobs if isinstance(answer, Doing) else []
+        except (OSError, ProtocolError):
+            pass
+    return []
+
+
+def _greet(link: socket.socket, store: Path, seconds: float) -> int:
+    """Connect; the number of the process that answers, 0 when it is of another version."""
+    sockets.connect(link, store, names.socket_name(socket.gethostname()))
+    link.settimeout(seconds)
+    messages.send(link, Hello(version=messages.VERSION, pid=os.getpid()))
+    answer = messages.receive_answer(link)
+    if isinstance(answer, Welcome) and answer.version == messages.VERSION:
+        return answer.pid
+    return 0
 
 
 class _Sent(NamedTuple):
