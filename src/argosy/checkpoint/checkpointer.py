@@ -45,7 +45,7 @@ from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.peers.joining import Joined
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.records import Facts
-from argosy.checkpoint.registry import parts_of
+from argosy.checkpoint.registry import check_state, parts_of
 from argosy.checkpoint.reports import Reports
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.schedules import Schedule
@@ -253,7 +253,7 @@ class Checkpointer:
             parent=self._parent,
             world=self._group.size,
             metrics=records.finite(metrics or {}),
-            attachments=dict(attachments or {}),
+            attachments=records.attached(attachments or {}),
             signing_key=self._signing_key,
         )
 
@@ -273,6 +273,7 @@ class Checkpointer:
         handle: SaveHandle,
     ) -> None:
         """Begin a save that goes on beside training."""
+        check_state(state)
         store = self._opened_store()
         optimizers = [one for one in state.values() if isinstance(one, torch.optim.Optimizer)]
         guards = Guards(optimizers if self._writing.snapshot != "blocking" else ())

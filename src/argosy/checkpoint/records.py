@@ -42,8 +42,22 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """As they can stand in a manifest: JSON has no NaN and no infinity."""
-    numbers = {name: float(value) for name, value in metrics.items()}
+    try:
+        numbers = {name: float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError) as failure:
+        raise ConfigError(f"metrics = {metrics!r}: {failure}", fix="give one number by name each")
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def attached(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Whatever can stand beside the data; refused before anything is written."""
+    for name, data in files.items():
+        if not isinstance(data, bytes):
+            raise ConfigError(
+                f"the attachment {name!r} is {type(data).__name__}, not bytes",
+                fix="encode texts: text.encode()",
+            )
+    return dict(files)
 
 
 class Reused(msgspec.Struct, frozen=True, kw_only=True):
