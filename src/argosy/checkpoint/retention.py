@@ -58,7 +58,11 @@ def check(keep: Keep) -> Keep:
     """The rules themselves, if they can be followed."""
     if not isinstance(keep, Keep):
         raise ConfigError(f"keep = {keep!r} is no Keep", fix="give Keep(last=3)")
-    counts = {"last": keep.last, "every": keep.every, "best_count": keep.best_count}
+    counts: dict[str, object] = {
+        "last": keep.last,
+        "every": keep.every,
+        "best_count": keep.best_count,
+    }
     for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} = {value!r} keeps nothing", fix="use a number from 1 up")
