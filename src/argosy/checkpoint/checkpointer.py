@@ -45,7 +45,7 @@ from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.peers.joining import Joined
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.records import Facts
-from argosy.checkpoint.registry import parts_of
+from argosy.checkpoint.registry import check_state, parts_of
 from argosy.checkpoint.reports import Reports
 from argosy.checkpoint.retention import Keep
 from argosy.checkpoint.schedules import Schedule
@@ -245,7 +245,7 @@ class Checkpointer:
         attachments: Mapping[str, bytes] | None = None,
     ) -> Facts:
         self._senders.raise_failed()
-        numbers = records.finite(metrics or {})
+        numbers, files = records.finite(metrics or {}), records.attached(attachments or {})
         self.reports.say("requested", step, begun)
         self._schedule.requested(step)
         return Facts(
@@ -254,7 +254,7 @@ class Checkpointer:
             parent=self._parent,
             world=self._group.size,
             metrics=numbers,
-            attachments=dict(attachments or {}),
+            attachments=files,
             signing_key=self._signing_key,
         )
 
@@ -274,6 +274,7 @@ class Checkpointer:
         handle: SaveHandle,
     ) -> None:
         """Begin a save that goes on beside training."""
+        check_state(state)
         store = self._opened_store()
         optimizers = [one for one in state.values() if isinstance(one, torch.optim.Optimizer)]
         guards = Guards(optimizers if self._writing.snapshot != "blocking" else ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -25,6 +26,7 @@ from argosy.checkpoint.writer import client
 from argosy.checkpoint.writer.client import WriterAbsent, WriterClient, WriterLost
 from argosy.checkpoint.writer.messages import Durable, Failed, Job, Lent, Progress, Staged
 from argosy.checkpoint.writer.pacing import Pace, Rate
+from argosy.errors import ConfigError
 
 _LOG = logging.getLogger("argosy.checkpoint")
 Told = Callable[[SaveHandle, Stage, int | None], None]
@@ -47,6 +49,23 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     """After which a save that is not written is given up."""
     files: Files = FILES
     """Every call to the operating system; others than these are written by this process."""
+
+    def __post_init__(self) -> None:
+        if self.snapshot not in get_args(Mode):
+            raise ConfigError(
+                f"snapshot = {self.snapshot!r}", fix=f"use one of {', '.join(get_args(Mode))}"
+            )
+        if self.threads < 1:
+            raise ConfigError(f"threads = {self.threads}", fix="use a number from 1 up")
+        if not self.bytes_per_second >= 0:
+            raise ConfigError(
+                f"bytes_per_second = {self.bytes_per_second}",
+                fix="use a number above 0, or 0 for as fast as the disk takes it",
+            )
+        if not self.deadline_seconds > 0:
+            raise ConfigError(
+                f"deadline_seconds = {self.deadline_seconds}", fix="use seconds above 0"
+            )
 
 
 def paced(

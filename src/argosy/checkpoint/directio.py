@@ -141,7 +141,7 @@ def check_space(files: Files, directory: int, needed: int, what: str) -> None:
     free = files.free_bytes(directory)
     if free < needed + SPARE_BYTES:
         raise HomeError(
-            f"{what} needs {_mebibytes(needed)} and the disk has {_mebibytes(free)} free",
+            f"{what} needs {_mebibytes(needed)} and the disk has {_mebibytes(free)} free, of which {_mebibytes(SPARE_BYTES)} are left alone",
             fix=_FIXES[errno.ENOSPC],
         )
 

@@ -210,7 +210,10 @@ def _load_weights(source: Any, what: str) -> Any:
 
 
 def _refused(what: str, failure: Exception) -> ConfigError:
-    first = str(failure).strip().splitlines()[0] if str(failure).strip() else repr(failure)
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    # What torch says first is how to run whatever the file names; why it did not comes behind it.
+    told = [line for line in lines if "weights_only" not in line and not line.startswith("(")]
+    first = f"{type(failure).__name__}: {(told or ['unreadable'])[0]}"
     return ConfigError(
         f"{what} cannot be read weights-only: {first[:200]}",
         fix="save it again with tensors, numbers, texts and containers alone",

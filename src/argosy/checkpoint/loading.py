@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from argosy.checkpoint import reads
 from argosy.checkpoint.books import Book, Part
@@ -20,7 +20,7 @@ from argosy.checkpoint.neighbours import Visit
 from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.reads import Request
 from argosy.config.nearest import nearest
-from argosy.errors import MismatchError
+from argosy.errors import ConfigError, MismatchError
 from argosy.move.dtypes import can_cast
 
 Strictness = Literal["exact", "subset", "any"]
@@ -39,6 +39,23 @@ class Rules:
     rename: Sequence[tuple[str, str]] | Callable[[str], str] = ()
     cast: bool = False
     threads: int = THREADS
+
+    def __post_init__(self) -> None:
+        if self.strict not in get_args(Strictness):
+            raise ConfigError(
+                f"strict = {self.strict!r}", fix="use 'exact', 'subset' or 'any' (what is in both)"
+            )
+        if callable(self.rename):
+            return
+        for pair in self.rename:
+            try:
+                pattern, replacement = pair
+                re.sub(pattern, replacement, "")
+            except (re.error, TypeError, ValueError) as failure:
+                raise ConfigError(
+                    f"rename has {pair!r}: {failure}",
+                    fix=r"give (regular expression, replacement) pairs: [(r'^backbone\.', '')], or a function",
+                )
 
     def stored_name(self, name: str) -> str:
         """What the checkpoint calls it."""

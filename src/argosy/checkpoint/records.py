@@ -58,6 +58,17 @@ def _number(name: str, value: SupportsFloat) -> float:
         ) from None
 
 
+def attached(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Whatever can stand beside the data; refused before anything is written."""
+    for name, data in files.items():
+        if not isinstance(data, bytes):
+            raise ConfigError(
+                f"the attachment {name!r} is {type(data).__name__}, not bytes",
+                fix="encode texts: text.encode()",
+            )
+    return dict(files)
+
+
 class Reused(msgspec.Struct, frozen=True, kw_only=True):
     """A file that an earlier checkpoint has as it is now: it is linked and not written."""
 

@@ -127,17 +127,27 @@ class StreamsState(TreeState):
         return write
 
 
-def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str, Part]:
-    """The state's keys as parts, modules first: optimizers ask for their parameters' names."""
-    if not state:
+def check_state(state: object) -> None:
+    """ConfigError when it has no keys."""
+    if not isinstance(state, Mapping) or not state:
+        what = "empty" if isinstance(state, Mapping) else f"a {type(state).__name__}, not a dict"
         raise ConfigError(
-            "the state is empty",
+            f"the state is {what}",
             fix='give {"model": model, "optimizer": optimizer, …}',
         )
+
+
+def _is_plain(key: object) -> bool:
+    return isinstance(key, str) and bool(key) and "/" not in key and key != STREAMS
+
+
+def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str, Part]:
+    """The state's keys as parts, modules first: optimizers ask for their parameters' names."""
+    check_state(state)
     found: dict[str, Part] = {}
     later: dict[str, Part] = {}
     for key, value in state.items():
-        if not key or "/" in key or key == STREAMS:
+        if not _is_plain(key):
             raise ConfigError(f"the key {key!r} cannot be used", fix="use plain names without a /")
         if isinstance(value, torch.nn.Module):
             found[key] = ModuleState(key, value)

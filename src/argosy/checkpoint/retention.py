@@ -56,10 +56,16 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(keep: Keep) -> Keep:
     """The rules themselves, if they can be followed."""
-    counts = {"last": keep.last, "every": keep.every, "best_count": keep.best_count}
+    if not isinstance(keep, Keep):
+        raise ConfigError(f"keep = {keep!r} is no Keep", fix="give Keep(last=3)")
+    counts: dict[str, object] = {
+        "last": keep.last,
+        "every": keep.every,
+        "best_count": keep.best_count,
+    }
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} = {value} keeps nothing", fix="use a number from 1 up")
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name} = {value!r} keeps nothing", fix="use a number from 1 up")
     if keep.expire_seconds is not None and not keep.expire_seconds > 0:
         raise ConfigError(
             f"expire_seconds = {keep.expire_seconds} is no time", fix="use seconds above 0"

@@ -95,7 +95,7 @@ def _metrics(metrics: dict[str, float | None]) -> str:
 
 def _remark(row: dict[str, Any]) -> str:
     if row["fault"]:
-        return f"damaged: {row['fault']}"
+        return f"cannot be opened: {row['fault']}"
     return f"pinned: {row['pinned'] or 'without a reason'}" if row["pinned"] is not None else ""
 
 
@@ -213,9 +213,14 @@ def diff(arguments: Arguments) -> int:
         print(render_table(["TENSOR", "MAX ABS", "ULP", "CHANGED"], rows, paint), end="")
     if len(shown) < len(changed):
         print(f"{len(changed) - len(shown)} more; --all shows them")
-    for what in ("only_first", "only_second", "reshaped"):
+    words = {
+        "only_first": "only in first",
+        "only_second": "only in second",
+        "reshaped": "of another shape or dtype",
+    }
+    for what, text in words.items():
         if found[what]:
-            print(f"{what.replace('_', ' in ')}: {_few(found[what])}")
+            print(f"{text}: {_few(found[what])}")
     if found["stuck"]:
         print(paint(f"alarm: trained and unchanged: {_few(found['stuck'])}", "red"))
     return 0

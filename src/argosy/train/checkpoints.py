@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from argosy.checkpoint import retention
 from argosy.checkpoint.deliveries import Writing
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.retention import Keep
@@ -33,7 +34,9 @@ class Checkpoints:
             raise ConfigError(
                 "checkpoints by steps and by seconds", fix="give one of every= and seconds="
             )
-        if self.every is not None and (isinstance(self.every, bool) or self.every < 1):
+        is_count = isinstance(self.every, int) and not isinstance(self.every, bool)
+        if self.every is not None and not (is_count and self.every >= 1):
             raise ConfigError(f"checkpoints every {self.every} steps", fix="give 1 or more")
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"checkpoints every {self.seconds} seconds", fix="give seconds")
+        retention.check(self.keep)

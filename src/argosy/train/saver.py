@@ -27,8 +27,10 @@ from argosy.checkpoint.lending import Loan
 from argosy.checkpoint.loading import Loaded
 from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.settings import Peers
+from argosy.checkpoint.reports import Reports
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record
+from argosy.checkpoint.writer import client
 from argosy.checkpoint.writer.client import WriterLost
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
@@ -41,6 +43,7 @@ _NICE = 10
 _WAIT_SECONDS = 20.0
 _TURN_SECONDS = 1.0
 _LOOK_SECONDS = 0.02
+_ASK_SECONDS = 1.0
 _PINNED = "saves pin a version: updates go on in other memory, nothing is copied"
 _COPIED = "saves are copied first: without recovery there is one version of the state"
 FOLDER = "checkpoints"
@@ -96,6 +99,8 @@ class Saver:
         self._began_at = time.monotonic()
         self._last: int | None = None
         self._thread: threading.Thread | None = None
+        self._stuck: set[int] = set()
+        """Versions that a writer process which was given up may be reading."""
         self._turns = self._turns_before = 0
         """Begun here, in all and up to the save that is under way."""
         _LOG.info("%s", _PINNED if memories.is_rotating else _COPIED)
@@ -120,7 +125,7 @@ class Saver:
         """Save the committed version now; where it is. One that is there already is left as it is, and a save of another process is waited for."""
         self.wait()
         deadline = time.monotonic() + self._most_seconds
-        while (taken := self._take()) is None:
+        while (taken := self._take(is_last=True)) is None:
             if time.monotonic() >= deadline:
                 raise TimedOut(
                     f"another process has been saving for {self._most_seconds:.0f} s",
@@ -156,13 +161,14 @@ class Saver:
         A version that is not whole yet is left for now.
         """
         self.wait()
+        others = _Others(self.path, self.checkpointer.reports)
         began = busy_at = time.monotonic()
         while (step := self._committed()) and time.monotonic() - busy_at < _WAIT_SECONDS:
             if self.has(step):
                 self.end()
                 return self.path / names.step_name(step)
             if is_turn() or time.monotonic() - began > _TURN_SECONDS:
-                taken = self._take()
+                taken = self._take(is_last=True)
                 if taken is not None and is_whole(taken[1]):
                     return self._save_taken(*taken)
                 if taken is not None:
@@ -171,27 +177,33 @@ class Saver:
             if self._state.pins().get(self._owner) and now < began + self._most_seconds:
                 # Somebody saves, or the writer process for one that has died.
                 busy_at = now
+                others.look(now)
             time.sleep(_LOOK_SECONDS)
         return None
 
-    def _take(self) -> tuple[int, Version, Hold] | None:
-        """Pin the committed version to save it; None while another process is at a save, or the others have just gone on."""
+    def _take(self, *, is_last: bool = False) -> tuple[int, Version, Hold | None] | None:
+        """Pin the committed version to save it; None while another process is at a save, or the others have just gone on.
+
+        A last save goes around a writer process that was given up: no update needs the slots of both. What that one may be reading is read beside it, without a hold.
+        """
         self._release_left()
-        if self._state.pins().get(self._owner):
+        stuck = self._stuck if is_last else set()
+        if {version for version, _ in self._state.pins().get(self._owner, [])} - stuck:
             return None
         version, slot = self._state.current()
         found = self._memories.version(slot)
         hold = found.hold()  # before the pin: one that nobody holds was left by a dead process
-        if hold is None:
+        if hold is None and version not in stuck:
             return None
         try:
             self._state.pin(version, owner=self._owner)
         except GenerationChanged:
-            hold.release()
+            if hold is not None:
+                hold.release()
             return None
         return version, found, hold
 
-    def _save_taken(self, version: int, found: Version, hold: Hold) -> Path:
+    def _save_taken(self, version: int, found: Version, hold: Hold | None) -> Path:
         try:
             path = self._write(self._stored(found))
         finally:
@@ -225,6 +237,7 @@ class Saver:
         if taken is None:
             return  # the next turn is soon enough
         version, found, hold = taken
+        assert hold is not None
         stored = self._stored(found)
         self._last, self._began_at = stored.step, time.monotonic()
         self._turns_before = self._turns
@@ -249,16 +262,20 @@ class Saver:
             if hold is not None:
                 self._let_go(version, hold)
 
-    def _leave(self, version: int, hold: Hold) -> None:
+    def _leave(self, version: int, hold: Hold | None) -> None:
         """The next save may be another rank's: it begins when the pin is gone, and must not find the store locked."""
         try:
             self.checkpointer.unlock()
         finally:
             self._let_go(version, hold)
 
-    def _let_go(self, version: int, hold: Hold) -> None:
+    def _let_go(self, version: int, hold: Hold | None) -> None:
         """What a writer process that is not known to have ended may be reading stays pinned until nobody holds it."""
-        if not hold.is_shared:
+        if hold is None:
+            return  # it has the hold
+        if hold.is_shared:
+            self._stuck.add(version)
+        else:
             self._state.unpin(version, owner=self._owner)
         hold.release()
 
@@ -323,6 +340,25 @@ class Saver:
                 stored.step, {KEY: stored}, metrics=stored.metrics, streams=False
             )
         return self.path / names.step_name(stored.step)
+
+
+class _Others:
+    """Tells how far the writer process is with what others have asked it for: who waits for that is not killed as long as it goes on, and the person sees why."""
+
+    def __init__(self, store: Path, reports: Reports) -> None:
+        self._store = store
+        self._reports = reports
+        self._asked_at = time.monotonic()
+        self._told: set[tuple[int, int, int]] = set()
+
+    def look(self, now: float) -> None:
+        """Now and then."""
+        if now - self._asked_at < _ASK_SECONDS:
+            return
+        for one in set(client.ask(self._store)) - self._told:
+            self._told.add(one)
+            self._reports.advance("written", *one)
+        self._asked_at = time.monotonic()
 
 
 def restore(

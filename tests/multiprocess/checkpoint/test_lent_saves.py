@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from argosy.checkpoint import Checkpointer, Writing
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.lending import Loan, Memory
 from argosy.checkpoint.listings import Listing
-from argosy.checkpoint.writer.client import WriterLost, wait_gone
+from argosy.checkpoint.writer.client import WriterLost, ask, wait_gone
 from argosy.move import arenas
 
 pytestmark = pytest.mark.multiprocess
@@ -54,6 +55,7 @@ def test_what_was_lent_and_what_lies_elsewhere_is_saved_as_it_is(tmp_path, arena
         handle = checkpointer.save_lent(3, state, loan_of(arena), metrics={"loss": 2.0})
         assert handle.wait(timeout=60) == tmp_path / "step-000000003"
         assert handle.how == "lent"
+        assert ask(tmp_path) == []
         assert "writer_seconds" in handle.statistics(), "the writer process has written it"
         # Unchanged files are linked, as in any other save.
         checkpointer.save_lent(4, state, loan_of(arena)).wait(timeout=60)
@@ -113,6 +115,9 @@ def test_a_killed_writer_is_the_handle_s_error_and_the_next_save_has_another(tmp
     with Checkpointer(tmp_path, writing=SLOW) as checkpointer:
         handle = checkpointer.save_lent(1, {"x": x}, loan_of(arena))
         handle.wait("staged", timeout=30)
+        while not (found := ask(tmp_path)):
+            assert not handle.is_done
+        assert found == [(1, found[0][1], handle.total_bytes)]
         os.kill(checkpointer._deliveries.writer.writer_pid, signal.SIGKILL)
         with pytest.raises(WriterLost):
             handle.wait(timeout=30)
@@ -120,6 +125,29 @@ def test_a_killed_writer_is_the_handle_s_error_and_the_next_save_has_another(tmp
         checkpointer.save_lent(2, {"x": x}, loan_of(arena)).wait(timeout=30)
         assert checkpointer.steps() == [2]
         assert checkpointer.catalogue.verify(2).faults == []
+    assert wait_gone(tmp_path, 10)
+
+
+def test_a_writer_that_hangs_is_the_handle_s_error_when_its_time_is_over(tmp_path, arena):
+    x, hold = large(arena, 1), held(arena)
+    brief = Writing(bytes_per_second=24e6, deadline_seconds=2.0)
+    with Checkpointer(tmp_path, writing=brief) as checkpointer:
+        handle = checkpointer.save_lent(1, {"x": x}, loan_of(arena, hold))
+        handle.wait("staged", timeout=30)
+        pid = checkpointer._deliveries.writer.writer_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(WriterLost, match=f"{pid} has said nothing for . s") as caught:
+                handle.wait(timeout=60)
+            assert f"kill -9 {pid}" in caught.value.fix
+            os.close(hold)
+            with pytest.raises(BlockingIOError):
+                os.close(held(arena))
+            assert not [name for name in os.listdir(tmp_path) if name.startswith(".staging")]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        checkpointer.save_lent(2, {"x": x}, loan_of(arena)).wait(timeout=30)
+        assert checkpointer.steps() == [2]
     assert wait_gone(tmp_path, 10)
 
 
@@ -177,7 +205,12 @@ def main(run):
         batch_size=8,
         lanes=2,
         checkpoints=ar.Checkpoints(
-            every=2, keep=Keep(last=99), writing=Writing(bytes_per_second=40e6)
+            every=2,
+            keep=Keep(last=99),
+            writing=Writing(
+                bytes_per_second=float(os.environ.get("RATE", 40e6)),
+                deadline_seconds=float(os.environ.get("DEADLINE", 3600)),
+            ),
         ),
     )
     saver, marker = trainer.parts.saver, run.directory / "killed"
@@ -187,11 +220,13 @@ def main(run):
         if event.what == "staged" and event.step == 2 and not marker.exists():
             marker.write_text(str((saver.path / "step-000000002").exists()))
             writer = saver.checkpointer._deliveries.writer.writer_pid
-            os.kill(writer if "WRITER" in os.environ else os.getpid(), signal.SIGKILL)
+            (run.directory / "writer").write_text(str(writer))
+            sent = getattr(signal, os.environ.get("WRITER", "SIGKILL"))
+            os.kill(writer if "WRITER" in os.environ else os.getpid(), sent)
         told(event)
 
     saver.listener = hear
-    for step in trainer.steps(8):
+    for step in trainer.steps(int(os.environ.get("STEPS", 8))):
         step()
         while "WRITER" in os.environ and saver.is_saving:
             time.sleep(0.001)
@@ -217,9 +252,22 @@ def test_a_save_that_a_killed_rank_has_begun_is_finished_beside_training(argosy)
             assert torch.equal(opened.tensor("frozen").read(), torch.arange(1_000_000.0))
 
 
+def test_a_stop_that_waits_for_a_dead_rank_s_save_says_how_far_it_is(argosy):
+    script = argosy.script("trains.py", TRAINS)
+    settings = ["RATE=4e6", "STEPS=1000000"]
+    run = argosy.detach("-n", "2", *(word for one in settings for word in ("--env", one)), script)
+    marker = Path(argosy.view(run)["directory"]) / "killed"
+    argosy.wait_until(marker.exists, lambda: argosy("logs", run, check=False).stdout)
+    argosy("stop", run)
+    assert Checkpointer(marker.with_name("checkpoints")).steps()[0] == 2
+    told = [f for f in argosy.facts(run) if f["kind"] == "attempt.saving" and f["step"] == 2]
+    assert told, argosy("events", run).stdout
+    assert 0 < told[0]["num_bytes"] < told[0]["total_bytes"]
+
+
 def test_a_lost_writer_costs_one_save_of_a_training_and_no_other(argosy):
     script = argosy.script("trains.py", TRAINS)
-    run = argosy.detach("-n", "1", "--env", "WRITER=1", script)
+    run = argosy.detach("-n", "1", "--env", "WRITER=SIGKILL", script)
     ended = argosy.wait_ended(run)
     assert ended["outcome"] == "succeeded", argosy("why", run).stdout
     warned = [f["text"] for f in argosy.facts(run) if f.get("level") == "warning"]
@@ -228,3 +276,21 @@ def test_a_lost_writer_costs_one_save_of_a_training_and_no_other(argosy):
         assert checkpointer.steps() == [4, 6, 8]
         for step in checkpointer.steps():
             assert checkpointer.catalogue.verify(step).faults == []
+
+
+def test_a_writer_that_hangs_costs_a_training_neither_its_end_nor_its_last_step(argosy):
+    script = argosy.script("trains.py", TRAINS)
+    settings = ["WRITER=SIGSTOP", "DEADLINE=2", "STEPS=5"]
+    run = argosy.detach("-n", "1", *(word for one in settings for word in ("--env", one)), script)
+    try:
+        ended = argosy.wait_ended(run)
+    finally:
+        directory = Path(argosy.view(run)["directory"])
+        if (directory / "writer").exists():
+            os.kill(int((directory / "writer").read_text()), signal.SIGKILL)
+    assert ended["outcome"] == "succeeded", argosy("why", run).stdout
+    warned = [f["text"] for f in argosy.facts(run) if f.get("level") == "warning"]
+    assert any("has said nothing for" in text and "kill -9" in text for text in warned), warned
+    with Checkpointer(directory / "checkpoints") as checkpointer:
+        assert checkpointer.steps() == [5]
+        assert checkpointer.catalogue.verify(5).faults == []

@@ -261,7 +261,10 @@ class Small(Files):
 
 
 def test_a_save_that_cannot_fit_is_refused_before_it_begins(tmp_path):
-    with pytest.raises(HomeError, match=r"needs .* MiB and the disk has 1\.0 MiB free"):
+    with pytest.raises(
+        HomeError,
+        match=r"needs .* MiB and the disk has 1\.0 MiB free, of which 16\.0 MiB are left alone",
+    ):
         Checkpointer(tmp_path, writing=Writing(files=Small())).save(1, {"user": tensors(1)})
 
 

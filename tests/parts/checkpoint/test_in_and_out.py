@@ -176,3 +176,19 @@ def test_going_in_and_out_takes_little_memory(tmp_path):
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert len(found) == 12
     assert float(found["w13"][-1]) == 4.5
+
+
+class Calls:
+    def __reduce__(self):
+        return print, ("was run",)
+
+
+def test_a_file_that_is_refused_says_why_and_not_how_to_run_it(tmp_path, capsys):
+    torch.save({"x": Calls()}, tmp_path / "calls.pt")
+    (tmp_path / "text.pt").write_text("no archive\n")
+    store = Store(tmp_path / "store")
+    for name in ("calls.pt", "text.pt"):
+        with pytest.raises(ConfigError, match="Error: ") as caught:
+            imports.take_in(store, tmp_path / name, 1, "torch")
+        assert "weights_only" not in caught.value.what
+    assert "was run" not in capsys.readouterr().out

@@ -141,7 +141,7 @@ def test_the_lock_of_a_store_is_free_when_the_end_of_a_job_is_heard(tmp_path, mo
     monkeypatch.setattr(serving, "carry_out", refuse)
     memory = SnapshotSlot.create(4096)
     with ours, theirs:
-        rank = serving._Rank(ours, Rate())
+        rank = serving._Rank(ours, Rate(), {})
         rank.hear(Memory(number=0), [os.dup(memory.descriptor)])
         rank.hear(job(1), [held])
         rank.finish()

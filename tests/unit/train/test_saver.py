@@ -47,9 +47,33 @@ def test_what_a_lost_writer_may_still_read_stays_pinned():
     done = []
     found = object.__new__(Saver)
     found._state = SimpleNamespace(unpin=lambda version, owner: done.append("unpinned"))
-    found._owner = 0
+    found._owner, found._stuck = 0, set()
     found._let_go(7, SimpleNamespace(release=lambda: done.append("released"), is_shared=True))
     assert done == ["released"]
+
+
+@pytest.mark.parametrize("current", [7, 8])
+def test_a_last_save_goes_around_a_writer_that_was_given_up(current):
+    pinned = {7: 1}
+    hold = SimpleNamespace(release=lambda: None, is_shared=False)
+    versions = {1: SimpleNamespace(hold=lambda: None), 2: SimpleNamespace(hold=lambda: hold)}
+    slot = 1 if current == 7 else 2
+    found = object.__new__(Saver)
+    found._owner, found._stuck = 0, set()
+    found._memories = SimpleNamespace(version=versions.get)
+    found._state = SimpleNamespace(
+        pins=lambda: {0: list(pinned.items())},
+        current=lambda: (current, slot),
+        pin=lambda version, owner: pinned.update({version: slot}),
+        unpin=lambda version, owner: pinned.pop(version),
+    )
+    assert found._take(is_last=True) is None, "another process may be saving it"
+    found._stuck = {7}
+    assert found._take() is None, "updates would have too few slots"
+    version, _, held = found._take(is_last=True)
+    assert (version, held) == (current, hold if slot == 2 else None)
+    found._let_go(version, held)
+    assert pinned == {7: 1}, "the writer may be reading it still"
 
 
 def test_a_run_asks_peers_for_its_own_checkpoints_alone(tmp_path):

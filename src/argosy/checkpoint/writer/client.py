@@ -1,6 +1,7 @@
 """A rank's side of the writer process: finds or starts it, gives it memory and jobs, and hears how they go.
 
-One connection per store; answers come in a thread of its own, which lives as long as there are jobs. A writer that dies fails its jobs with `WriterLost`, and the next job starts another.
+One connection per store; answers come in a thread of its own, which lives as long as there are jobs. A writer that dies, or says nothing for as long as a job may take, fails its
+jobs with `WriterLost`, and the next job starts another where it can.
 Never touches the store but to reach the socket.
 """
 
@@ -24,6 +25,8 @@ from argosy.checkpoint.writer import messages
 from argosy.checkpoint.writer.messages import (
     Accepted,
     Answer,
+    Ask,
+    Doing,
     Durable,
     Failed,
     Hello,
@@ -39,13 +42,16 @@ _LOG = logging.getLogger("argosy.checkpoint")
 Told = Callable[[Progress | Durable | Failed], None]
 
 _START_SECONDS = 60.0
+_ASK_SECONDS = 2.0
 _SEND_TIMEOUT = struct.pack("ll", int(_START_SECONDS), 0)
+_LATE_SECONDS = 2.0
+"""A writer that gives a job up when its time is over says so itself, a little later."""
 _ATTEMPTS = 3
 LOST = "WriterLost"
 
 
 class WriterLost(ClusterError):
-    """The writer process has ended before it had written everything."""
+    """The writer process has ended before it had written everything, or hangs."""
 
 
 class WriterAbsent(ClusterError):
@@ -101,8 +107,10 @@ class WriterClient:
             assert link is not None
             accepted = threading.Event()
             try:
+                patience = _patience(job)
+                _look_after(link, patience)
                 self._have_listener(link)
-                self._jobs[job.number] = _Sent(link, told, accepted)
+                self._jobs[job.number] = _Sent(link, told, accepted, patience)
                 if slot is not None and isinstance(job.source, Staged):
                     self._give(link, job.source.memory, slot)
                 messages.send(link, job, *descriptors)
@@ -110,7 +118,10 @@ class WriterClient:
                 _shut(link)  # the listening thread sees the end, and tells
         if not accepted.wait(_START_SECONDS):
             _shut(link)  # the next save has another connection
-            raise WriterLost(f"the writer process {self._writer_pid} does not answer")
+            raise WriterLost(
+                f"the writer process {self._writer_pid} does not answer",
+                fix=_mend(self._writer_pid),
+            )
 
     def _give(self, link: socket.socket, place: int, slot: SnapshotSlot) -> None:
         if self._given.get(place) is not slot:
@@ -153,14 +164,11 @@ class WriterClient:
         """A connection to a writer that answers; one that is about to end does not."""
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sockets.connect(link, self._store, names.socket_name(socket.gethostname()))
-            link.settimeout(_START_SECONDS)
-            messages.send(link, Hello(version=messages.VERSION, pid=os.getpid()))
-            answer = messages.receive_answer(link)
-            if isinstance(answer, Welcome) and answer.version == messages.VERSION:
+            pid = _greet(link, self._store, _START_SECONDS)
+            if pid:
                 link.settimeout(None)
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
-                self._writer_pid = answer.pid
+                self._writer_pid = pid
                 self._given.clear()
                 return link
         except OSError:
@@ -188,14 +196,35 @@ class WriterClient:
 
     def _listen(self, link: socket.socket) -> None:
         """Until there is no job left, or no writer."""
-        is_done = False
+        is_done, silent_seconds = False, 0.0
         try:
-            while not is_done and (answer := self._received(link)) is not None:
+            while not is_done:
+                silent_seconds = self._wait_answer(link)
+                answer = self._received(link) if not silent_seconds else None
+                if answer is None:
+                    break
                 self._hear(answer)
                 is_done = self._is_done(link)
         finally:
             if not is_done:
-                self._lose(link)
+                self._lose(link, silent_seconds)
+
+    def _wait_answer(self, link: socket.socket) -> float:
+        """Until the writer says something or has gone; the seconds for which it said nothing, if they are more than any of its jobs may take."""
+        heard_at = time.monotonic()
+        while True:
+            try:
+                link.recv(1, socket.MSG_PEEK)
+                return 0.0
+            except BlockingIOError:
+                seconds = time.monotonic() - heard_at
+                with self._lock:
+                    own = [one.seconds for one in self._jobs.values() if one.link is link]
+                if seconds >= max(own, default=0.0):
+                    _shut(link)
+                    return seconds
+            except OSError:
+                return 0.0  # closed here
 
     def _is_done(self, link: socket.socket) -> bool:
         """Whether all jobs of a connection are over; nobody listens to it from here on, then."""
@@ -211,8 +240,8 @@ class WriterClient:
         except (OSError, ProtocolError):
             return None  # closed here, or nonsense: either way there is no writer any more
 
-    def _lose(self, link: socket.socket) -> None:
-        """The connection has ended: so have the jobs that were not."""
+    def _lose(self, link: socket.socket, silent_seconds: float) -> None:
+        """The connection has ended, maybe as nothing came for so long: so have the jobs that were not."""
         with self._lock:
             if self._listened is link:
                 self._listened = None
@@ -222,14 +251,17 @@ class WriterClient:
             left = {number: one for number, one in self._jobs.items() if one.link is link}
             for number in left:
                 del self._jobs[number]
+        what = f"the writer process {self._writer_pid} has ended in the middle of a save"
+        fix = "save again: the next save starts another one"
+        if silent_seconds:
+            what = f"the writer process {self._writer_pid} has said nothing for {silent_seconds:.0f} s in the middle of a save"
+            fix = _mend(self._writer_pid)
         for number, one in left.items():
-            what = f"the writer process {self._writer_pid} has ended in the middle of a save"
-            fix = "save again: the next save starts another one"
             _tell(one, Failed(number=number, kind=LOST, what=what, fix=fix))
             one.accepted.set()
 
     def _hear(self, answer: Answer) -> None:
-        if isinstance(answer, Welcome):
+        if isinstance(answer, (Welcome, Doing)):
             return
         with self._lock:
             known = self._jobs.get(answer.number)
@@ -243,12 +275,54 @@ class WriterClient:
             _tell(known, answer)
 
 
+def ask(store: Path) -> list[tuple[int, int, int]]:
+    """Of all that the writer of this host is writing there, whoever has asked for it: the step, the bytes that are on their way, and all of them; nothing when it does not say."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        try:
+            if _greet(link, store.resolve(), _ASK_SECONDS):
+                messages.send(link, Ask())
+                answer = messages.receive_answer(link)
+                return answer.jobs if isinstance(answer, Doing) else []
+        except (OSError, ProtocolError):
+            pass
+    return []
+
+
+def _greet(link: socket.socket, store: Path, seconds: float) -> int:
+    """Connect; the number of the process that answers, 0 when it is of another version."""
+    sockets.connect(link, store, names.socket_name(socket.gethostname()))
+    link.settimeout(seconds)
+    messages.send(link, Hello(version=messages.VERSION, pid=os.getpid()))
+    answer = messages.receive_answer(link)
+    if isinstance(answer, Welcome) and answer.version == messages.VERSION:
+        return answer.pid
+    return 0
+
+
 class _Sent(NamedTuple):
     """A job on its way."""
 
     link: socket.socket
     told: Told
     accepted: threading.Event
+    seconds: float
+    """For which the writer may say nothing."""
+
+
+def _patience(job: Job) -> float:
+    """It gives up by itself what it does not come to write in time, and then what others do not come to vote for."""
+    waits = 0.0 if job.size == 1 else min(job.seconds, job.deadline_seconds)
+    return job.deadline_seconds + waits + _LATE_SECONDS
+
+
+def _look_after(link: socket.socket, seconds: float) -> None:
+    """Let whoever listens look at the clock that often at least."""
+    whole = struct.pack("ll", max(1, int(min(seconds, _START_SECONDS))), 0)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, whole)
+
+
+def _mend(pid: int) -> str:
+    return f"look at the disk (dmesg); `kill -9 {pid}` gives back what it holds, and the next save starts another one"
 
 
 def _tell(one: _Sent, answer: Progress | Durable | Failed) -> None:

@@ -16,7 +16,7 @@ from argosy.checkpoint.records import Outline
 from argosy.checkpoint.shares import Duty
 from argosy.errors import ProtocolError
 
-VERSION = 2
+VERSION = 3
 _HEAD = struct.Struct("<QB")
 _MOST_BYTES = 1 << 30
 _MOST_DESCRIPTORS = 16
@@ -75,6 +75,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     is_incremental: bool
 
 
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """How far are all jobs, whoever has given them?"""
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """The writer's answer to a hello."""
 
@@ -93,6 +97,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
     number: int
     num_bytes: int
+
+
+class Doing(msgspec.Struct, frozen=True, kw_only=True, tag="doing"):
+    """The jobs that are under way: of each its step, the bytes that are on their way, and all of them."""
+
+    jobs: list[tuple[int, int, int]]
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True, tag="durable"):
@@ -114,8 +124,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     fix: str = ""
 
 
-Said = Hello | Memory | Job
-Answer = Welcome | Accepted | Progress | Durable | Failed
+Said = Hello | Memory | Job | Ask
+Answer = Welcome | Accepted | Progress | Doing | Durable | Failed
 
 _SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 _ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

@@ -20,6 +20,8 @@ from argosy.checkpoint.writer.jobs import carry_out
 from argosy.checkpoint.writer.memories import JobMemory, LentMemory, StagedMemory
 from argosy.checkpoint.writer.messages import (
     Accepted,
+    Ask,
+    Doing,
     Durable,
     Failed,
     Hello,
@@ -43,6 +45,8 @@ class Serving:
         self._listener = listener
         self._store = store
         self._rate = Rate()
+        self._doing: dict[str, tuple[int, int, int]] = {}
+        """By staging directory and rank: the step of each job that is under way, its bytes by the last news, and all of them."""
         self._has_served = False
         self._own = sockets.inode_of(names.socket_name(socket.gethostname()), store)
         self._threads: list[threading.Thread] = []
@@ -75,7 +79,7 @@ class Serving:
             if not sockets.is_own_user(link) or not _greet(link):
                 return
             self._has_served = True
-            rank = _Rank(link, self._rate)
+            rank = _Rank(link, self._rate, self._doing)
             try:
                 while (said := messages.receive_said(link)) is not None:
                     rank.hear(*said)
@@ -88,9 +92,13 @@ class Serving:
 class _Rank:
     """A connected rank: its memory and its jobs."""
 
-    def __init__(self, link: socket.socket, rate: Rate) -> None:
+    def __init__(
+        self, link: socket.socket, rate: Rate, doing: dict[str, tuple[int, int, int]]
+    ) -> None:
+        """`doing` is what all ranks' jobs are at."""
         self._link = link
         self._rate = rate
+        self._doing = doing
         self._sending = threading.Lock()
         self._slots: dict[int, SnapshotSlot] = {}
         self._jobs: queue.SimpleQueue[tuple[Job, JobMemory, list[int]] | None] = queue.SimpleQueue()
@@ -107,6 +115,8 @@ class _Rank:
             self._slots[said.number] = SnapshotSlot(descriptors[0], is_writable=False)
         elif isinstance(said, Job) and self._has_memory(said, descriptors):
             self._accept(said, descriptors)
+        elif isinstance(said, Ask) and not descriptors:
+            self._say(Doing(jobs=list(self._doing.values())))
         else:
             _close(descriptors)
             raise ProtocolError(f"{type(said).__name__} was not expected")
@@ -150,8 +160,11 @@ class _Rank:
 
     def _carry_out(self, job: Job, memory: JobMemory) -> Durable | Failed:
         begun, cpu = time.monotonic(), time.process_time()
+        step, total = job.outline.facts.step, sum(duty.stop - duty.start for duty in job.duties)
+        place = f"{job.staging} {job.rank}"
 
         def tell(num_bytes: int) -> None:
+            self._doing[place] = step, num_bytes, total
             self._say(Progress(number=job.number, num_bytes=num_bytes))
 
         pace = Pace(self._rate, job.bytes_per_second, job.deadline_seconds, tell)
@@ -162,6 +175,8 @@ class _Rank:
             return Failed(number=job.number, kind=kind, what=failure.what, fix=failure.fix)
         except Exception:  # noqa: BLE001 - the last resort of the process: the rank must hear of it
             return Failed(number=job.number, kind="", what=traceback.format_exc(limit=8))
+        finally:
+            self._doing.pop(place, None)
         return Durable(
             number=job.number,
             crc32c=crc,

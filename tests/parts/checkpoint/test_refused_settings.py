@@ -1,0 +1,54 @@
+"""Settings and states that mean nothing are refused by name, before anything is written."""
+
+import pytest
+import torch
+
+from argosy.checkpoint import Checkpointer, Keep, Rules, Writing
+from argosy.errors import ConfigError
+from argosy.train.checkpoints import Checkpoints
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Rules(strict=False), "strict = False"),
+        (lambda: Rules(strict="subsets"), "strict = 'subsets'"),
+        (lambda: Rules(rename=[("(", "")]), r"rename has \('\(', ''\)"),
+        (lambda: Rules(rename=["backbone."]), "rename has 'backbone.'"),
+        (lambda: Rules(rename=[("(a)", r"\2")]), "rename has"),
+        (lambda: Writing(snapshot="fast"), "snapshot = 'fast'"),
+        (lambda: Writing(threads=0), "threads = 0"),
+        (lambda: Writing(bytes_per_second=-1), "bytes_per_second = -1"),
+        (lambda: Writing(deadline_seconds=0), "deadline_seconds = 0"),
+        (lambda: Checkpoints(every=1.5), "every 1.5 steps"),
+        (lambda: Checkpoints(keep=3), "keep = 3 is no Keep"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make, what):
+    with pytest.raises(ConfigError, match=what) as caught:
+        make()
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "what"),
+    [
+        (torch.nn.Linear(2, 2), {}, "the state is a Linear, not a dict"),
+        ([torch.ones(1)], {}, "the state is a list, not a dict"),
+        ({1: torch.ones(1)}, {}, "the key 1 cannot be used"),
+        ({"x": 1}, {"metrics": {"loss": "low"}}, "'loss': 'low'"),
+        ({"x": 1}, {"attachments": {"config.json": "{}"}}, "'config.json' is str, not bytes"),
+    ],
+)
+@pytest.mark.parametrize("wait", [True, False])
+def test_states_that_cannot_be_saved_are_refused(tmp_path, state, more, what, wait):
+    with Checkpointer(tmp_path) as checkpointer:
+        with pytest.raises(ConfigError, match=what):
+            checkpointer.save(1, state, wait=wait, **more)
+        assert checkpointer.steps() == []
+
+
+@pytest.mark.parametrize("keep", [3, Keep(last="3")])
+def test_a_keep_that_is_none_is_refused(tmp_path, keep):
+    with pytest.raises(ConfigError):
+        Checkpointer(tmp_path, keep=keep)
