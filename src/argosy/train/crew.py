@@ -116,10 +116,9 @@ class Crew:
 
     @property
     def is_looping_elsewhere(self) -> bool:
-        """Whether another member lives and is in its loop."""
-        ended = self._ended()
-        others = [rank for rank in self.members if rank != self.rank and rank not in ended]
-        return not all(self.roster.has_left_loop(self.pid_of(rank)) for rank in others)
+        """Whether another process lives that has enlisted, be it for another generation, and has not left its loop."""
+        pids = {pid for _, _, pid in self.roster.muster.last_places()} - {os.getpid()}
+        return not all(map(self.roster.has_left_loop, pids))
 
     def pid_of(self, rank: int) -> int:
         """Process id of a member; 0 if unknown."""
