@@ -72,7 +72,7 @@ class Store:
         except OSError as failure:
             raise directio.disk_error(failure, f"{self.path / names.LOCK} cannot be made")
         if not _locked(found, fcntl.LOCK_EX, patience_seconds):
-            holder = os.pread(found, 4096, 0).decode(errors="replace").strip() or "another process"
+            holder = _describe_holder(os.pread(found, 4096, 0))
             os.close(found)
             raise ConfigError(
                 f"{self.path} is being saved into by {holder}",
@@ -261,6 +261,16 @@ def _locked(descriptor: int, kind: int, patience_seconds: float) -> bool:
             _LOG.info("waiting for what a session that has ended left to its writer process")
             is_said = True
         time.sleep(0.02)
+
+
+def _describe_holder(said: bytes) -> str:
+    """Who has locked a store, by what is written in the lock."""
+    try:
+        known = json.loads(said)
+        run = f" (run {known['run']})" if known["run"] else ""
+        return f"process {known['pid']} of host {known['host']}{run}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
 
 
 def _is_left_behind(descriptor: int) -> bool:

@@ -92,7 +92,7 @@ class TreeState:
         name = f"rank-{rank:05d}"
         if tree and name not in tree:
             _LOG.warning(
-                "%s was saved by %d ranks: rank %d has nothing under %r and keeps what it has",
+                "%s was saved by a world of %d: rank %d has nothing under %r and keeps what it has",
                 opened.path.name,
                 len(tree),
                 rank,

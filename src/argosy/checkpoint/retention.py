@@ -66,6 +66,10 @@ def check(keep: Keep) -> Keep:
     for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} = {value!r} keeps nothing", fix="use a number from 1 up")
+    if keep.best is not None and not isinstance(keep.best, str):
+        raise ConfigError(
+            f"best = {keep.best!r} is no metric's name", fix='give best="loss", best_count=3'
+        )
     if keep.expire_seconds is not None and not keep.expire_seconds > 0:
         raise ConfigError(
             f"expire_seconds = {keep.expire_seconds} is no time", fix="use seconds above 0"

@@ -73,7 +73,9 @@ def test_when_the_disk_is_nearly_full_the_oldest_go_and_the_best_last():
     assert removed(held, keep, free=0) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("keep", [Keep(last=0), Keep(every=-1), Keep(expire_seconds=0.0)])
+@pytest.mark.parametrize(
+    "keep", [Keep(last=0), Keep(every=-1), Keep(expire_seconds=0.0), Keep(best=3)]
+)
 def test_rules_that_cannot_be_followed_are_refused(keep):
     with pytest.raises(ConfigError):
         retention.check(keep)

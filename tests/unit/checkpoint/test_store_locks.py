@@ -21,7 +21,7 @@ def test_a_closed_store_is_free_though_a_child_that_is_being_started_has_the_des
     first, second = stores
     first.lock("first")
     copy = os.dup(first._lock)  # as a fork has it until it is another program
-    with pytest.raises(ConfigError, match="first"):
+    with pytest.raises(ConfigError, match=rf"by process {os.getpid()} of host .* \(run first\)"):
         second.lock("second")
     first.close()
     second.lock("second")

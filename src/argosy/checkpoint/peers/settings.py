@@ -58,6 +58,11 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("every", "keep"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}", fix="use a number from 1 up")
+        if self.group < 2:
+            raise ConfigError(f"group = {self.group}", fix="use 2 hosts or more")
+        for name in ("every_seconds", "bytes_per_second", "memory_bytes", "linger_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}", fix="use a number from 0 up")
         for name in ("deadline_seconds", "patience_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}", fix="use seconds")

@@ -51,6 +51,9 @@ class Objects(_Address, frozen=True, kw_only=True):
         for name in ("every", "files_at_once"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}", fix="use a number from 1 up")
+        for name in ("every_seconds", "bytes_per_second"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}", fix="use a number from 0 up")
         if not self.deadline_seconds > 0:
             raise ConfigError(f"deadline_seconds = {self.deadline_seconds}", fix="use seconds")
         if self.keep is not None:
