@@ -1,6 +1,6 @@
 """Fault trials: a training run of four ranks, one fault at a random instant, and what became of it.
 
-A trial is good when the run finishes, its digest is that of a run that nobody disturbed, no committed step was done again and each step's loss has
+A trial is good when the run finishes, its digest is that of a run that nobody disturbed, no committed step was done again and each step's loss on record has
 the bits of the undisturbed run: the same samples, each once. Faults from outside are signals to real processes; faults of the program
 itself are in programs/train_recorded.py.
 """
@@ -97,7 +97,9 @@ def one_trial(
     digest = ""
     with contextlib.suppress(SideFailed):
         digest = recorded.digest()
-    lost, wrong = count_damage(recorded, reference)
+    lost, wrong, unrecorded = count_damage(recorded, reference)
+    if digest != reference.digest:
+        wrong += unrecorded
     if not why and INSIDE.count(kind) and not (out / "fault").exists():
         why = "the fault did not happen"
     return Trial(
@@ -118,8 +120,11 @@ def story(cluster: Cluster, recorded: Recorded) -> str:
     return ""
 
 
-def count_damage(recorded: Recorded, reference: Reference) -> tuple[int, int]:
-    """(committed steps that were done again, steps with other samples than they should have or none)."""
+def count_damage(recorded: Recorded, reference: Reference) -> tuple[int, int, int]:
+    """(committed steps that were done again, steps with other samples than they should have, steps of which there is no record).
+
+    Of the last kind are steps after whose commit all ranks died before one of them had written its line. That nothing was left out in them is said by the digest of the end, and by nothing else.
+    """
     again = 0
     for path in recorded.out.glob("*.steps"):
         steps = [c.step for c in sorted(recorded.commits(int(path.stem)), key=lambda c: c.time_ns)]
@@ -131,8 +136,8 @@ def count_damage(recorded: Recorded, reference: Reference) -> tuple[int, int]:
     order = sorted(committed, key=lambda step: committed[step])
     again += sum(b < a for a, b in itertools.pairwise(order))
     seen = losses_by_step(recorded.all_commits())
-    wrong = sum(seen.get(step) != losses for step, losses in reference.losses.items())
-    return again, wrong
+    wrong = sum(seen.get(step, losses) != losses for step, losses in reference.losses.items())
+    return again, wrong, len(reference.losses.keys() - seen.keys())
 
 
 def kill_ranks(recorded: Recorded, chance: random.Random, count: int) -> None:
