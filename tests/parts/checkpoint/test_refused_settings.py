@@ -36,7 +36,7 @@ def test_settings_that_mean_nothing_are_refused(make, what):
         (torch.nn.Linear(2, 2), {}, "the state is a Linear, not a dict"),
         ([torch.ones(1)], {}, "the state is a list, not a dict"),
         ({1: torch.ones(1)}, {}, "the key 1 cannot be used"),
-        ({"x": 1}, {"metrics": {"loss": "low"}}, "'loss': 'low'"),
+        ({"x": 1}, {"metrics": {"loss": "low"}}, "the metric .loss. is not one number"),
         ({"x": 1}, {"attachments": {"config.json": "{}"}}, "'config.json' is str, not bytes"),
     ],
 )

@@ -402,7 +402,7 @@ def test_what_a_rank_lacks_because_there_were_fewer_is_said(tmp_path, caplog):
     own = [0]
     third.load({"mine": PerRank(own)}, step=1)
     assert own == [0]
-    assert "was saved by 1 ranks: rank 2 has nothing under 'mine'" in caplog.text
+    assert "was saved by a world of 1: rank 2 has nothing under 'mine'" in caplog.text
     checkpointer.load({"mine": PerRank(own)})
     assert own == [7]
 
