@@ -443,6 +443,11 @@ class Checkpointer:
             self.cleaner.wait()
             self._close_store()
 
+    def give_writer_up(self) -> None:
+        """The writer process hangs: what it has of this process fails now, with WriterLost. From any thread; waits for nobody."""
+        if self._deliveries is not None:
+            self._deliveries.writer.give_up()
+
     def unlock(self) -> None:
         """Let another process save here while nothing is being saved; uploads go on."""
         self.cleaner.wait()

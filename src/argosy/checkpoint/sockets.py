@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
+_MOST_WAITING = 64
 
 
 def listen(directory: int, name: str) -> socket.socket | None:
@@ -22,7 +23,7 @@ def listen(directory: int, name: str) -> socket.socket | None:
     try:
         found.bind(f"/proc/self/fd/{directory}/{own}")
         os.chmod(own, 0o600, dir_fd=directory)
-        found.listen(64)
+        found.listen(_MOST_WAITING)
         while True:
             try:
                 os.link(own, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -34,6 +35,11 @@ def listen(directory: int, name: str) -> socket.socket | None:
                 remove(name, directory)
     finally:
         remove(own, directory)
+
+
+def inherit(listener: socket.socket) -> None:
+    """A fork goes on with what its parent listens to: whoever connects sees its number from here on."""
+    listener.listen(_MOST_WAITING)
 
 
 def connect(link: socket.socket, directory: Path, name: str) -> None:
@@ -48,8 +54,11 @@ def connect(link: socket.socket, directory: Path, name: str) -> None:
 def answers_in(directory: Path, name: str) -> bool:
     """Whether somebody listens under a name there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.setblocking(False)
         try:
             connect(link, directory, name)
+        except BlockingIOError:
+            return True  # and accepts nobody: others wait already
         except OSError:
             return False
     return True
@@ -58,10 +67,13 @@ def answers_in(directory: Path, name: str) -> bool:
 def answers(path: str) -> bool:
     """Whether somebody listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.setblocking(False)
         try:
             link.connect(path)
         except (ConnectionError, FileNotFoundError):
             return False
+        except BlockingIOError:
+            pass  # and accepts nobody: others wait already
     return True
 
 
@@ -83,5 +95,15 @@ def inode_of(name: str, directory: int) -> int:
 
 def is_own_user(link: socket.socket) -> bool:
     """Whether the other side is of this user."""
+    return _peer(link)[1] == os.getuid()
+
+
+def pid_of(link: socket.socket) -> int:
+    """The process on the other side; 0 when there is none."""
+    return _peer(link)[0]
+
+
+def _peer(link: socket.socket) -> tuple[int, int]:
     found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(found)[1] == os.getuid())
+    pid, user, _ = _CREDENTIALS.unpack(found)
+    return pid, user

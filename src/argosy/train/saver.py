@@ -27,11 +27,10 @@ from argosy.checkpoint.lending import Loan
 from argosy.checkpoint.loading import Loaded
 from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.settings import Peers
-from argosy.checkpoint.reports import Reports
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record
-from argosy.checkpoint.writer import client
 from argosy.checkpoint.writer.client import WriterLost
+from argosy.checkpoint.writer.watch import WriterWatch
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
 from argosy.train.checkpoints import Checkpoints
@@ -43,7 +42,6 @@ _NICE = 10
 _WAIT_SECONDS = 20.0
 _TURN_SECONDS = 1.0
 _LOOK_SECONDS = 0.02
-_ASK_SECONDS = 1.0
 _PINNED = "saves pin a version: updates go on in other memory, nothing is copied"
 _COPIED = "saves are copied first: without recovery there is one version of the state"
 FOLDER = "checkpoints"
@@ -123,9 +121,10 @@ class Saver:
 
     def save(self) -> Path:
         """Save the committed version now; where it is. One that is there already is left as it is, and a save of another process is waited for."""
-        self.wait()
+        watch = self._wait_watching()
         deadline = time.monotonic() + self._most_seconds
         while (taken := self._take(is_last=True)) is None:
+            watch.look()
             if time.monotonic() >= deadline:
                 raise TimedOut(
                     f"another process has been saving for {self._most_seconds:.0f} s",
@@ -160,8 +159,7 @@ class Saver:
         Whose turn it is may be seen differently by ranks that are between two memberships: after a while anybody's it is.
         A version that is not whole yet is left for now.
         """
-        self.wait()
-        others = _Others(self.path, self.checkpointer.reports)
+        watch = self._wait_watching()
         began = busy_at = time.monotonic()
         while (step := self._committed()) and time.monotonic() - busy_at < _WAIT_SECONDS:
             if self.has(step):
@@ -177,9 +175,20 @@ class Saver:
             if self._state.pins().get(self._owner) and now < began + self._most_seconds:
                 # Somebody saves, or the writer process for one that has died.
                 busy_at = now
-                others.look(now)
+                watch.look()
             time.sleep(_LOOK_SECONDS)
         return None
+
+    def _wait_watching(self) -> WriterWatch:
+        """Until no save is under way here; a writer process that hangs is not waited for."""
+        watch = WriterWatch(self.path, self.checkpointer.reports)
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(_LOOK_SECONDS)
+            watch.look()
+            if watch.is_deaf:
+                self.checkpointer.give_writer_up()
+        self.wait()
+        return watch
 
     def _take(self, *, is_last: bool = False) -> tuple[int, Version, Hold | None] | None:
         """Pin the committed version to save it; None while another process is at a save, or the others have just gone on.
@@ -340,25 +349,6 @@ class Saver:
                 stored.step, {KEY: stored}, metrics=stored.metrics, streams=False
             )
         return self.path / names.step_name(stored.step)
-
-
-class _Others:
-    """Tells how far the writer process is with what others have asked it for: who waits for that is not killed as long as it goes on, and the person sees why."""
-
-    def __init__(self, store: Path, reports: Reports) -> None:
-        self._store = store
-        self._reports = reports
-        self._asked_at = time.monotonic()
-        self._told: set[tuple[int, int, int]] = set()
-
-    def look(self, now: float) -> None:
-        """Now and then."""
-        if now - self._asked_at < _ASK_SECONDS:
-            return
-        for one in set(client.ask(self._store)) - self._told:
-            self._told.add(one)
-            self._reports.advance("written", *one)
-        self._asked_at = time.monotonic()
 
 
 def restore(

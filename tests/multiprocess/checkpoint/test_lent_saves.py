@@ -12,6 +12,7 @@ from argosy.checkpoint import Checkpointer, Writing
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.lending import Loan, Memory
 from argosy.checkpoint.listings import Listing
+from argosy.checkpoint.writer import client
 from argosy.checkpoint.writer.client import WriterLost, ask, wait_gone
 from argosy.move import arenas
 
@@ -228,7 +229,7 @@ def main(run):
     saver.listener = hear
     for step in trainer.steps(int(os.environ.get("STEPS", 8))):
         step()
-        while "WRITER" in os.environ and saver.is_saving:
+        while "WRITER" in os.environ and "GOES_ON" not in os.environ and saver.is_saving:
             time.sleep(0.001)
 
 
@@ -294,3 +295,51 @@ def test_a_writer_that_hangs_costs_a_training_neither_its_end_nor_its_last_step(
     with Checkpointer(directory / "checkpoints") as checkpointer:
         assert checkpointer.steps() == [5]
         assert checkpointer.catalogue.verify(5).faults == []
+
+
+def test_a_stop_does_not_wait_for_a_writer_that_hangs_and_loses_no_step(argosy):
+    script = argosy.script("trains.py", TRAINS)
+    settings = ["WRITER=SIGSTOP", "GOES_ON=1", "STEPS=1000000"]
+    run = argosy.detach("-n", "2", *(word for one in settings for word in ("--env", one)), script)
+    directory = Path(argosy.view(run)["directory"])
+    writer = directory / "writer"
+    argosy.wait_until(writer.exists, lambda: argosy("logs", run, check=False).stdout)
+    try:
+        argosy("stop", run)
+    finally:
+        os.kill(int(writer.read_text()), signal.SIGKILL)
+    facts = argosy.facts(run)
+    warned = [f["text"] for f in facts if f.get("level") == "warning"]
+    assert any("hangs in the middle of a save" in text for text in warned), warned
+    assert 9 not in [f.get("signal") for f in facts if f["kind"] == "attempt.exited"], facts
+    with Checkpointer(directory / "checkpoints") as checkpointer:
+        (step,) = checkpointer.steps()
+        assert step > 2
+        assert checkpointer.catalogue.verify(step).faults == []
+
+
+def test_a_save_after_one_that_hung_is_written_by_its_own_process(
+    tmp_path, arena, monkeypatch, caplog
+):
+    monkeypatch.setattr(client, "_ANSWER_SECONDS", 1.0)
+    x = large(arena, 1)
+    with Checkpointer(tmp_path, writing=SLOW) as checkpointer:
+        handle = checkpointer.save_lent(1, {"x": x}, loan_of(arena))
+        handle.wait("staged", timeout=30)
+        pid = checkpointer._deliveries.writer.writer_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert ask(tmp_path, 0.1) is None
+            checkpointer.give_writer_up()
+            with pytest.raises(WriterLost, match=f"{pid} hangs") as caught:
+                handle.wait(timeout=60)
+            assert f"kill -9 {pid}" in caught.value.fix
+            checkpointer.save_lent(2, {"x": x}, loan_of(arena)).wait(timeout=60)
+            assert f"the writer process {pid} does not answer" in caplog.text
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        assert checkpointer.steps() == [2]
+        assert checkpointer.catalogue.verify(2).faults == []
+        checkpointer.save_lent(3, {"x": x}, loan_of(arena)).wait(timeout=30)
+        assert checkpointer._deliveries.writer.writer_pid not in (0, pid)
+    assert wait_gone(tmp_path, 10)

@@ -29,6 +29,7 @@ def main() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     else:
+        sockets.inherit(listener)
         processes.leave_terminal()
     pacing.lower_priority()
     serving.Serving(listener, store).serve()

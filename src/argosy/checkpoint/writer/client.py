@@ -1,7 +1,7 @@
 """A rank's side of the writer process: finds or starts it, gives it memory and jobs, and hears how they go.
 
-One connection per store; answers come in a thread of its own, which lives as long as there are jobs. A writer that dies, or says nothing for as long as a job may take, fails its
-jobs with `WriterLost`, and the next job starts another where it can.
+One connection per store; answers come in a thread of its own, which lives as long as there are jobs. A writer that dies, or is silent and does not answer, or says nothing for as
+long as a job may take, fails its jobs with `WriterLost`, and the next job starts another where it can.
 Never touches the store but to reach the socket.
 """
 
@@ -42,6 +42,8 @@ _LOG = logging.getLogger("argosy.checkpoint")
 Told = Callable[[Progress | Durable | Failed], None]
 
 _START_SECONDS = 60.0
+_ANSWER_SECONDS = 20.0
+"""For what a writer that does not hang answers at once, on however busy a machine."""
 _ASK_SECONDS = 2.0
 _SEND_TIMEOUT = struct.pack("ll", int(_START_SECONDS), 0)
 _LATE_SECONDS = 2.0
@@ -65,6 +67,9 @@ class WriterClient:
         self._store = store.resolve()
         self._lock = threading.RLock()
         self._link: socket.socket | None = None
+        self._asked: socket.socket | None = None
+        """The connection on which a writer was asked for something that it has to answer at once."""
+        self._is_given_up = False
         self._writer_pid = 0
         self._numbers = itertools.count(1)
         self._given: dict[int, SnapshotSlot] = {}
@@ -145,8 +150,16 @@ class WriterClient:
             _shut(link)
             link.close()
 
+    def give_up(self) -> None:
+        """The writer hangs: what it was given fails now, and so does what it would be given. Waits for nobody."""
+        self._is_given_up = True
+        for link in (self._link, self._asked):
+            if link is not None:
+                _shut(link)  # whoever listens sees the end, and tells
+
     def _connected(self) -> socket.socket:
         why = ""
+        self._is_given_up = False
         for _ in range(_ATTEMPTS):
             link = self._greeted()
             if link is not None:
@@ -161,18 +174,27 @@ class WriterClient:
         return link
 
     def _greeted(self) -> socket.socket | None:
-        """A connection to a writer that answers; one that is about to end does not."""
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        """A connection to a writer; None when there is none, or one that is about to end. WriterAbsent when one hangs."""
+        link = self._asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        pid, is_hung = 0, False
         try:
-            pid = _greet(link, self._store, _START_SECONDS)
-            if pid:
-                link.settimeout(None)
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
-                self._writer_pid = pid
-                self._given.clear()
-                return link
+            pid = _greet(link, self._store, _ANSWER_SECONDS)
+        except (TimeoutError, BlockingIOError):
+            is_hung = True
         except OSError:
             pass
+        finally:
+            self._asked = None
+        if pid:
+            link.settimeout(None)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
+            self._writer_pid = pid
+            self._given.clear()
+            return link
+        if is_hung or self._is_given_up:
+            hung = sockets.pid_of(link)
+            link.close()
+            raise WriterAbsent(f"the writer process {hung} does not answer", fix=_mend(hung))
         link.close()
         return None
 
@@ -210,19 +232,19 @@ class WriterClient:
                 self._lose(link, silent_seconds)
 
     def _wait_answer(self, link: socket.socket) -> float:
-        """Until the writer says something or has gone; the seconds for which it said nothing, if they are more than any of its jobs may take."""
+        """Until the writer says something or has gone; the seconds for which it said nothing, if they are more than any of its jobs may take, or it does not answer."""
         heard_at = time.monotonic()
         while True:
             try:
                 link.recv(1, socket.MSG_PEEK)
                 return 0.0
             except BlockingIOError:
-                seconds = time.monotonic() - heard_at
                 with self._lock:
                     own = [one.seconds for one in self._jobs.values() if one.link is link]
-                if seconds >= max(own, default=0.0):
+                is_late = time.monotonic() - heard_at >= max(own, default=0.0)
+                if is_late or ask(self._store, _ANSWER_SECONDS) is None:
                     _shut(link)
-                    return seconds
+                    return time.monotonic() - heard_at
             except OSError:
                 return 0.0  # closed here
 
@@ -253,8 +275,9 @@ class WriterClient:
                 del self._jobs[number]
         what = f"the writer process {self._writer_pid} has ended in the middle of a save"
         fix = "save again: the next save starts another one"
-        if silent_seconds:
-            what = f"the writer process {self._writer_pid} has said nothing for {silent_seconds:.0f} s in the middle of a save"
+        if silent_seconds or self._is_given_up:
+            says = f"has said nothing for {silent_seconds:.0f} s" if silent_seconds else "hangs"
+            what = f"the writer process {self._writer_pid} {says} in the middle of a save"
             fix = _mend(self._writer_pid)
         for number, one in left.items():
             _tell(one, Failed(number=number, kind=LOST, what=what, fix=fix))
@@ -275,14 +298,16 @@ class WriterClient:
             _tell(known, answer)
 
 
-def ask(store: Path) -> list[tuple[int, int, int]]:
-    """Of all that the writer of this host is writing there, whoever has asked for it: the step, the bytes that are on their way, and all of them; nothing when it does not say."""
+def ask(store: Path, seconds: float = _ASK_SECONDS) -> list[tuple[int, int, int]] | None:
+    """Of all that the writer of this host is writing there, whoever has asked for it: the step, the bytes that are on their way, and all of them. None when there is one that does not answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         try:
-            if _greet(link, store.resolve(), _ASK_SECONDS):
+            if _greet(link, store.resolve(), seconds):
                 messages.send(link, Ask())
                 answer = messages.receive_answer(link)
                 return answer.jobs if isinstance(answer, Doing) else []
+        except (TimeoutError, BlockingIOError):
+            return None
         except (OSError, ProtocolError):
             pass
     return []
@@ -290,8 +315,8 @@ def ask(store: Path) -> list[tuple[int, int, int]]:
 
 def _greet(link: socket.socket, store: Path, seconds: float) -> int:
     """Connect; the number of the process that answers, 0 when it is of another version."""
+    link.settimeout(seconds)  # before: one that hangs accepts nobody once enough have come
     sockets.connect(link, store, names.socket_name(socket.gethostname()))
-    link.settimeout(seconds)
     messages.send(link, Hello(version=messages.VERSION, pid=os.getpid()))
     answer = messages.receive_answer(link)
     if isinstance(answer, Welcome) and answer.version == messages.VERSION:

@@ -1,0 +1,41 @@
+"""Looks after the writer process of a host for one who cannot go before its saves are over: how far they are, and whether it hangs. No torch."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from argosy.checkpoint.reports import Reports
+from argosy.checkpoint.writer import client
+
+_LOOK_SECONDS = 1.0
+_DEAF_SECONDS = 6.0
+"""Less than the grace of one that is told to stop; a writer that does not hang answers at once."""
+
+
+class WriterWatch:
+    """Tells how far the writer is: who waits for it is not killed as long as it goes on, and the person sees why."""
+
+    def __init__(self, store: Path, reports: Reports) -> None:
+        self._store = store
+        self._reports = reports
+        self._looked_at = self._answered_at = time.monotonic()
+        self._told: set[tuple[int, int, int]] = set()
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether there is one, and it has not answered for a while."""
+        return self._looked_at - self._answered_at >= _DEAF_SECONDS
+
+    def look(self) -> None:
+        """Ask it how far it is, now and then."""
+        if time.monotonic() - self._looked_at < _LOOK_SECONDS:
+            return
+        doing = client.ask(self._store)
+        self._looked_at = time.monotonic()
+        if doing is None:
+            return
+        self._answered_at = self._looked_at
+        for one in set(doing) - self._told:
+            self._told.add(one)
+            self._reports.advance("written", *one)
