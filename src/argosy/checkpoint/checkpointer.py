@@ -214,13 +214,14 @@ class Checkpointer:
         loan: Loan,
         *,
         metrics: Mapping[str, SupportsFloat] | None = None,
+        attachments: Mapping[str, bytes] | None = None,
     ) -> SaveHandle:
         """Save a state from memory that is left as it is until the handle is done: nothing of what was lent is copied, and the writer process does all the rest.
 
         For one process alone. Whatever goes wrong from here on is raised by the handle alone.
         """
         begun = time.monotonic()
-        facts = self._requested(step, begun, metrics)
+        facts = self._requested(step, begun, metrics, attachments)
 
         def prepare() -> saving.Prepared:
             self.cleaner.wait()
@@ -242,7 +243,7 @@ class Checkpointer:
         step: int,
         begun: float,
         metrics: Mapping[str, SupportsFloat] | None,
-        attachments: Mapping[str, bytes] | None = None,
+        attachments: Mapping[str, bytes] | None,
     ) -> Facts:
         self._senders.raise_failed()
         numbers, files = records.finite(metrics or {}), records.attached(attachments or {})

@@ -24,7 +24,7 @@ from argosy.data.prefetch import Ahead
 from argosy.errors import ArgosyError, ConfigError
 from argosy.move import exchange
 from argosy.train import assembly, fingerprint, ledgers, modes, replicas, room, saver, seeds
-from argosy.train.checkpoints import Checkpoints
+from argosy.train.checkpoints import Checkpoints, attachments_of
 from argosy.train.crew import Crew
 from argosy.train.feeding import Pantry, Unfed
 from argosy.train.guards import batch_of_step
@@ -116,6 +116,7 @@ class Parts:
             layout.num_owners - 2,
             self.memories,
             self._stored,
+            attachments_of(settings.checkpoints, plain),
         )
         self.saver.listener = self._hear_save
         self.saver.checkpointer.reports.watcher = self._watch_save

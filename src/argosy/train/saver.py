@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,16 @@ class Saver:
         owner: int,
         memories: Memories,
         stored: Stored,
+        attachments: Mapping[str, bytes],
     ) -> None:
-        """`owner` is the number that pins of saves have in the whole run."""
+        """`owner` is the number that pins of saves have in the whole run; `attachments` lie beside the data of each."""
         directory, resumed = Path(run.directory), run.resume_from
         self.path = directory / FOLDER
         self._policy = policy
         self._state = state
         self._memories = memories
         self._stored = stored
+        self._attachments = attachments
         kept = policy or Checkpoints()
         peers = None if kept.peers is None else notes.note(kept.peers, directory)
         self.checkpointer = Checkpointer(
@@ -309,7 +311,12 @@ class Saver:
     def _save_copied(self, stored: StoredVersion) -> None:
         """Where every version is the same memory: copied now, written by the writer process."""
         handle = self.checkpointer.save(
-            stored.step, {KEY: stored}, metrics=stored.metrics, streams=False, wait=False
+            stored.step,
+            {KEY: stored},
+            metrics=stored.metrics,
+            attachments=self._attachments,
+            streams=False,
+            wait=False,
         )
         # What becomes of it is said when it is known: raised by the next save it would cost that one.
         handle.is_reported = True
@@ -335,7 +342,11 @@ class Saver:
         if self.has(stored.step):
             return
         handle = self.checkpointer.save_lent(
-            stored.step, {KEY: stored}, loan, metrics=stored.metrics
+            stored.step,
+            {KEY: stored},
+            loan,
+            metrics=stored.metrics,
+            attachments=self._attachments,
         )
         try:
             handle.wait()
@@ -346,7 +357,11 @@ class Saver:
     def _write(self, stored: StoredVersion) -> Path:
         if not self.has(stored.step):
             self.checkpointer.save(
-                stored.step, {KEY: stored}, metrics=stored.metrics, streams=False
+                stored.step,
+                {KEY: stored},
+                metrics=stored.metrics,
+                attachments=self._attachments,
+                streams=False,
             )
         return self.path / names.step_name(stored.step)
 

@@ -22,6 +22,8 @@ from argosy.train.checkpoints import Checkpoints
         (lambda: Writing(deadline_seconds=0), "deadline_seconds = 0"),
         (lambda: Checkpoints(every=1.5), "every 1.5 steps"),
         (lambda: Checkpoints(keep=3), "keep = 3 is no Keep"),
+        (lambda: Checkpoints(attachments={"config.json": "{}"}), "is str, not bytes"),
+        (lambda: Checkpoints(attachments={"../x": b""}), "cannot be attached as '../x'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make, what):

@@ -135,6 +135,7 @@ def test_a_session_is_on_record_before_its_first_step_is_there(tmp_path):
     found = object.__new__(Saver)
     found.path, found.listener = tmp_path, listen
     found._record, found._is_over = Record(tmp_path), False
+    found._attachments = {}
     found.checkpointer = Checkpointer(tmp_path, listener=found._hear)
     found.checkpointer.session = None
     found._write(Numbers(1))
@@ -154,6 +155,7 @@ def test_a_copied_save_that_failed_is_said_and_costs_no_other(tmp_path):
     found = object.__new__(Saver)
     found.path, found.listener = tmp_path, listen
     found._record, found._is_over = Record(tmp_path), False
+    found._attachments = {}
     found._schedule, found._began_at = Schedule(Interval(), Group()), 0.0
     found.checkpointer = Checkpointer(tmp_path, writing=Writing(files=files), listener=found._hear)
     found._said_when_failed(Numbers(1), found._save_copied)
