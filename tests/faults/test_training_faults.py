@@ -44,9 +44,9 @@ class Training:
         beside.rename(self.record / "gate")
 
     def wait_for_gate(self, step, ranks=None):
-        """Until some rank has done all that the gate allows; with `ranks`, until that many of one generation have."""
+        """Until some rank has come to this step; with `ranks`, until that many of one generation have."""
         self.cluster.wait_until(
-            lambda: sum(s == step - 1 for s in map(last_step, self.files())) >= (ranks or 1),
+            lambda: sum(s >= step - 1 for s in map(last_step, self.files())) >= (ranks or 1),
             lambda: f"{ranks or 1} ranks at the gate of step {step}: {self.story()}",
         )
 
