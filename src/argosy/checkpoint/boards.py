@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +34,16 @@ class Failure(msgspec.Struct, frozen=True):
 
 class PartnerFailed(ClusterError):
     """Another process of the save has failed; carries what it said."""
+
+
+class PartnerLost(PartnerFailed):
+    """Another process of the save has ended and nobody has its part."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(
+            f"rank {rank} has ended before it had handed its part over", fix="see its own error"
+        )
+        self.rank = rank
 
 
 class Board(Protocol):
@@ -111,6 +121,10 @@ class StoreBoard:
         return bytes(self._store.get(name))
 
 
+Check = Callable[[Sequence[int]], None]
+"""Told which ranks are missing; raises when one of them never will come."""
+
+
 class Group:
     """The processes that save and load together; alone it has one member and never waits."""
 
@@ -123,6 +137,7 @@ class Group:
         *,
         seconds: float = 600.0,
         neighbours: Neighbours | None = None,
+        has_left: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -131,6 +146,8 @@ class Group:
         self.seconds = seconds
         self.neighbours = neighbours
         """Those of them that are on this host and can read for each other."""
+        self.has_left = has_left
+        """Whether the process has gone for which this one acts."""
         self._board = board
         self._round = 0
         self._saves = 0
@@ -153,14 +170,16 @@ class Group:
         return exchange(self._board, f"round-{self._round}", mine, self)
 
 
-def exchange(board: Board, key: str, mine: bytes, group: Group) -> list[bytes]:
+def exchange(
+    board: Board, key: str, mine: bytes, group: Group, check: Check | None = None
+) -> list[bytes]:
     """Post one's own and wait for everybody's, in the order of ranks."""
     board.post(f"{key}-{group.rank:05d}", mine)
-    return gather(board, key, group)
+    return gather(board, key, group, check)
 
 
-def gather(board: Board, key: str, group: Group) -> list[bytes]:
-    """Wait for everybody's; TimedOut names the ranks that are missing, PartnerFailed who gave up and why."""
+def gather(board: Board, key: str, group: Group, check: Check | None = None) -> list[bytes]:
+    """Wait for everybody's; TimedOut names the ranks that are missing, PartnerFailed who gave up and why. `check` is asked about the missing now and then."""
     deadline = time.monotonic() + group.seconds
     found: dict[int, bytes] = {}
     has_ended = False
@@ -172,17 +191,24 @@ def gather(board: Board, key: str, group: Group) -> list[bytes]:
         if len(found) == group.size:
             return [found[rank] for rank in range(group.size)]
         check_failures(board, group)
+        missing = [rank for rank in range(group.size) if rank not in found]
+        if check is not None:
+            check(missing)
         if not has_ended and not threading.main_thread().is_alive():
             # The program has ended and only waits for this thread: partners that have not come by now are not worth its whole patience.
             has_ended, deadline = True, min(deadline, time.monotonic() + _LEAVING_SECONDS)
         if time.monotonic() > deadline:
-            missing = [rank for rank in range(group.size) if rank not in found]
             raise TimedOut(
                 f"ranks {missing} have not said {key!r} within {group.seconds:.0f} s",
                 fix="see whether they live (py-spy dump), or give a longer time",
             )
         time.sleep(pause)
-        pause = min(0.02, pause * 1.5)
+        pause = min(longest_pause(group.size), pause * 1.5)
+
+
+def longest_pause(size: int) -> float:
+    """Between two looks of each of so many processes at what all of them have posted: the board has to bear them all."""
+    return max(0.02, size * 2e-4)
 
 
 def tell_failure(board: Board, group: Group, failure: BaseException) -> None:
@@ -202,11 +228,13 @@ def check_failures(board: Board, group: Group) -> None:
             raise PartnerFailed(f"rank {said.rank} has failed: {said.what}", fix=said.fix)
 
 
-def wait_all_failed(board: Board, group: Group, seconds: float) -> None:
+def wait_all_failed(board: Board, group: Group, failure: BaseException, seconds: float) -> None:
     """Give the others a moment to read why, before the board goes away."""
+    lost = {failure.rank} if isinstance(failure, PartnerLost) else set[int]()
+    others = [rank for rank in range(group.size) if rank not in lost]
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        told = [board.find(f"{_FAILED}-{rank:05d}") for rank in range(group.size)]
+        told = [board.find(f"{_FAILED}-{rank:05d}") for rank in others]
         if all(one is not None for one in told):
             return
         time.sleep(0.005)

@@ -6,10 +6,10 @@ They find each other through the process group's store, once; after that a save 
 from __future__ import annotations
 
 import itertools
-import secrets
 
 import torch.distributed as dist
 
+from argosy.checkpoint import meetings
 from argosy.checkpoint.boards import Group, StoreBoard
 from argosy.checkpoint.neighbours import Neighbours, this_host
 
@@ -23,10 +23,10 @@ def of_process(seconds: float = 600.0) -> Group:
     group = dist.group.WORLD
     assert group is not None
     rank, size = dist.get_rank(), dist.get_world_size()
-    board = StoreBoard(group.get_group_store(), f"argosy.checkpoint/{next(_count)}")
-    if rank == 0:
-        board.post("session", secrets.token_hex(6).encode())
-    session = board.wait("session", seconds).decode()
+    store = group.get_group_store()
+    hall = StoreBoard(store, f"argosy.checkpoint/{next(_count)}")
+    session = meetings.meet(hall, rank, size, seconds)
+    board = StoreBoard(store, f"argosy.checkpoint/{session}")
     host = this_host()
     neighbours = Neighbours(board, f"{session}/{host}") if host else None
     return Group(rank, size, session, board, seconds=seconds, neighbours=neighbours)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from argosy.checkpoint import boards, checksums, manifests, names, tables
+from argosy.checkpoint.absences import Absences
 from argosy.checkpoint.bands import Bands
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.commits import Staging
@@ -73,7 +74,9 @@ def reduce(
     said = [mine]
     if not group.is_alone:
         board = FileBoard(staging.path)
-        told = boards.exchange(board, SAME, msgspec.json.encode(mine), group)
+        told = boards.exchange(
+            board, SAME, msgspec.json.encode(mine), group, Absences(board, group).check
+        )
         said = [msgspec.json.decode(one, type=list[Probed]) for one in told]
     if base is None or manifest is None:
         # The others have heard of no file that is the same here, so none is reused.

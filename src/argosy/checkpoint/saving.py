@@ -6,6 +6,7 @@ directory behind, and tells the other processes of the save.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
@@ -28,6 +29,7 @@ from argosy.checkpoint.books import Book
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.gathering import TensorSource
 from argosy.checkpoint.layouts import FileImage, Image, plan_image, plan_shards
+from argosy.checkpoint.neighbours import this_host
 from argosy.checkpoint.records import Facts, Outline
 from argosy.checkpoint.shares import Duty, plan_boxes, plan_shares
 from argosy.checkpoint.together import Settings
@@ -151,6 +153,8 @@ def said_by(rank: int, facts: Facts, book: Book) -> Said:
         values=book.values,
         own_values=book.own_values,
         parent=facts.parent,
+        host=this_host(),
+        pid=os.getpid(),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from argosy.checkpoint import boards, directio, incremental, names, records, votes
+from argosy.checkpoint.absences import Absences
 from argosy.checkpoint.blocks import BlockWriter, Pace
 from argosy.checkpoint.boards import FileBoard, Group
 from argosy.checkpoint.commits import Staging
@@ -86,7 +87,7 @@ def finish(
         wait_committed(staging, board, group)
         staging.leave()
         return None
-    cast = votes.decode_votes(boards.gather(board, votes.VOTE, group))
+    cast = votes.decode_votes(boards.gather(board, votes.VOTE, group, Absences(board, group).check))
     board.remove(votes.keys_of(group.size))
     return records.commit(staging, outline, votes.all_written(cast))
 
@@ -96,8 +97,10 @@ def wait_committed(staging: Staging, board: FileBoard, group: Group) -> None:
     final = staging.store.path / staging.final / names.MANIFEST
     deadline = time.monotonic() + group.seconds
     pause = 0.001
+    absences = Absences(board, group)
     while not final.exists():
         boards.check_failures(board, group)
+        absences.check((0,))
         if not staging.path.exists() and not final.exists():
             raise boards.PartnerFailed(
                 f"the save of step {staging.step} was given up by rank 0", fix="see its own error"
@@ -120,7 +123,7 @@ def give_up(staging: Staging, group: Group, failure: BaseException) -> None:
     try:
         boards.tell_failure(board, group, failure)
         if group.rank == 0:
-            boards.wait_all_failed(board, group, _FAREWELL_SECONDS)
+            boards.wait_all_failed(board, group, failure, _FAREWELL_SECONDS)
     except (OSError, boards.PartnerFailed):
         pass  # the directory is gone or the disk is: the others find that out by themselves
     if group.rank == 0:

@@ -19,7 +19,7 @@ from argosy.checkpoint.tables import Written
 from argosy.errors import MismatchError
 from argosy.move.boxes import Box
 
-SAID, VOTE, SAME = "said", "vote", "same"
+SAID, HANDED, SAME, VOTE = "said", "handed", "same", "vote"
 
 
 class SaidTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +44,9 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     own_values: dict[str, Any]
     parent: Parent | None = None
     """The newest that this process knows to be durable; the lowest rank's counts."""
+    host: str = ""
+    pid: int = 0
+    """Where it is, so that those who wait for it see when it has ended."""
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,4 +158,4 @@ def decode_votes(data: Sequence[bytes]) -> list[Vote]:
 
 def keys_of(size: int) -> list[str]:
     """What a save posts, to be taken down before the commit."""
-    return [f"{key}-{rank:05d}" for key in (SAID, VOTE, SAME) for rank in range(size)]
+    return [f"{key}-{rank:05d}" for key in (SAID, HANDED, SAME, VOTE) for rank in range(size)]

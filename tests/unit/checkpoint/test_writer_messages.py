@@ -138,7 +138,7 @@ def test_the_lock_of_a_store_is_free_when_the_end_of_a_job_is_heard(tmp_path, mo
                     were_free.append(False)
 
     monkeypatch.setattr(messages, "send", send)
-    monkeypatch.setattr(serving, "carry_out", refuse)
+    monkeypatch.setattr(serving.jobs, "carry_out", refuse)
     memory = SnapshotSlot.create(4096)
     with ours, theirs:
         rank = serving._Rank(ours, Rate(), {})

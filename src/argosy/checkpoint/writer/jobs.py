@@ -5,10 +5,11 @@ Whatever goes wrong is told to the other processes of the save and leaves nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from argosy.checkpoint import directio, manifests, together
-from argosy.checkpoint.boards import Group
+from argosy.checkpoint import directio, manifests, together, votes
+from argosy.checkpoint.boards import FileBoard, Group, PartnerFailed
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.directio import FILES
 from argosy.checkpoint.together import Settings
@@ -17,8 +18,17 @@ from argosy.checkpoint.writer.messages import Job
 from argosy.checkpoint.writer.pacing import Pace
 
 
-def carry_out(job: Job, memory: JobMemory, pace: Pace) -> int | None:
-    """Write it and see it committed; the manifest's CRC from the one that commits."""
+def accept(job: Job) -> None:
+    """Let the others of the save know that it will be finished, whatever happens to its rank."""
+    if job.size > 1:
+        try:
+            FileBoard(Path(job.store) / job.staging).post(f"{votes.HANDED}-{job.rank:05d}", b"")
+        except (OSError, PartnerFailed):
+            pass  # the job itself meets it, and tells
+
+
+def carry_out(job: Job, memory: JobMemory, pace: Pace, has_left: Callable[[], bool]) -> int | None:
+    """Write it and see it committed; the manifest's CRC from the one that commits. `has_left` says whether its rank has gone."""
     image, step = job.outline.image, job.outline.facts.step
     store = Store(Path(job.store))
     try:
@@ -27,7 +37,7 @@ def carry_out(job: Job, memory: JobMemory, pace: Pace) -> int | None:
         except OSError as failure:
             raise directio.disk_error(failure, f"the staging directory of step {step} has gone")
         seconds = min(job.seconds, job.deadline_seconds)
-        group = Group(job.rank, job.size, job.session, seconds=seconds)
+        group = Group(job.rank, job.size, job.session, seconds=seconds, has_left=has_left)
         try:
             memory.check()
             source = memory.source(image, job.duties)

@@ -15,8 +15,7 @@ import traceback
 
 from argosy.checkpoint import names, sockets
 from argosy.checkpoint.slots import SnapshotSlot
-from argosy.checkpoint.writer import messages
-from argosy.checkpoint.writer.jobs import carry_out
+from argosy.checkpoint.writer import jobs, messages
 from argosy.checkpoint.writer.memories import JobMemory, LentMemory, StagedMemory
 from argosy.checkpoint.writer.messages import (
     Accepted,
@@ -100,6 +99,7 @@ class _Rank:
         self._rate = rate
         self._doing = doing
         self._sending = threading.Lock()
+        self._has_left = threading.Event()
         self._slots: dict[int, SnapshotSlot] = {}
         self._jobs: queue.SimpleQueue[tuple[Job, JobMemory, list[int]] | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, daemon=True)
@@ -137,11 +137,13 @@ class _Rank:
             except ProtocolError:
                 _close(locks)
                 raise
+        jobs.accept(job)
         self._jobs.put((job, memory, locks))
         self._say(Accepted(number=job.number))
 
     def finish(self) -> None:
         """The rank has gone: carry out what it left, and let its memory go."""
+        self._has_left.set()
         self._jobs.put(None)
         self._worker.join()
         for slot in self._slots.values():
@@ -169,7 +171,7 @@ class _Rank:
 
         pace = Pace(self._rate, job.bytes_per_second, job.deadline_seconds, tell)
         try:
-            crc = carry_out(job, memory, pace)
+            crc = jobs.carry_out(job, memory, pace, self._has_left.is_set)
         except ArgosyError as failure:
             kind = type(failure).__name__
             return Failed(number=job.number, kind=kind, what=failure.what, fix=failure.fix)

@@ -1,0 +1,88 @@
+"""A generation that follows another, whose ranks were killed in a save, on the store of torch.distributed that both have used."""
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg  # noqa: F401
+
+from argosy.checkpoint import Checkpointer
+from argosy.checkpoint.background import Background
+from argosy.checkpoint.writer.client import wait_gone
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture
+def generation(forked, tmp_path):
+    def run(number, body):
+        def join(rank, directory):
+            torch.set_num_threads(1)
+            store = dist.FileStore(str(tmp_path / "kept"), 2)
+            dist.init_process_group("fake", store=store, rank=rank, world_size=2)
+
+        return forked(2, lambda rank, _: body(rank), join, f"generation{number}")
+
+    return run
+
+
+def state_of(rank):
+    model = torch.nn.Linear(64, 64)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_that_was_killed_while_it_copied_delays_nobody_and_its_words_are_not_taken(
+    generation, tmp_path
+):
+    path = tmp_path / "store"
+
+    def dies(rank):
+        checkpointer = Checkpointer(path)
+        state = state_of(rank)
+        checkpointer.load(state)
+        checkpointer.save(1, state)
+        if rank == 1:
+            Background._hand_over = killed
+        handle = checkpointer.save(2, state, wait=False)
+        handle.wait("staged")
+        killed()
+
+    def goes_on(rank):
+        state = state_of(rank)
+        with Checkpointer(path) as checkpointer:
+            loaded = checkpointer.load(state)
+            checkpointer.save(2, state)
+            return loaded.step
+
+    assert generation(1, dies) == [{"status": 9}, {"status": 9}]
+    results = generation(2, goes_on)
+    assert [one.get("result") for one in results] == [1, 1], results
+    assert Checkpointer(path).catalogue.verify(2).faults == []
+    assert wait_gone(path, 10)
+    assert not [name for name in os.listdir(path) if name.startswith(".staging")]
+
+
+def test_what_both_had_handed_over_is_waited_for(generation, tmp_path):
+    path = tmp_path / "store"
+
+    def dies(rank):
+        handle = Checkpointer(path).save(1, state_of(rank), wait=False)
+        handle.wait("staged")
+        killed()
+
+    def goes_on(rank):
+        with Checkpointer(path) as checkpointer:
+            return checkpointer.load(state_of(rank)).step
+
+    assert generation(1, dies) == [{"status": 9}, {"status": 9}]
+    results = generation(2, goes_on)
+    assert [one.get("result") for one in results] == [1, 1], results
+    assert wait_gone(path, 10)
