@@ -6,7 +6,6 @@ this host; of other hosts, by the end of the one for which is waited here: launc
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
@@ -55,14 +54,19 @@ class Absences:
             if rank == self._group.rank or self._is_handed(rank):
                 continue
             is_there = self._is_there(rank)
-            if is_there is None:
+            if is_there is None and not self._writes(rank):
                 gone_at, most_seconds = self._left_at, _LEAVING_SECONDS
-            elif is_there:
+            elif is_there is not False:
                 continue
             else:
                 gone_at, most_seconds = self._ended_at.setdefault(rank, now), _SETTLE_SECONDS
-            if gone_at is not None and now - gone_at >= most_seconds:
+            is_lost = gone_at is not None and now - gone_at >= most_seconds
+            if is_lost and not self._is_being_committed():
                 raise PartnerLost(rank)
+
+    def _is_being_committed(self) -> bool:
+        """What was said is taken down first of all, when everybody has voted."""
+        return self._board.find(f"{votes.SAID}-{self._group.rank:05d}") is None
 
     def _is_handed(self, rank: int) -> bool:
         if rank in self._handed:
@@ -71,6 +75,10 @@ class Absences:
             return False
         self._handed.add(rank)
         return True
+
+    def _writes(self, rank: int) -> bool:
+        """Whether it writes its part itself: then it lives as long as the group waits, for all that is known here."""
+        return self._board.find(f"{votes.WRITES}-{rank:05d}") is not None
 
     def _is_there(self, rank: int) -> bool | None:
         """Whether its process lives; None when that cannot be seen from here."""
@@ -82,10 +90,15 @@ class Absences:
             known = self._known[rank] = msgspec.json.decode(data, type=_Presence)
         if not known.pid or not self._host or known.host != self._host:
             return None
-        try:
-            os.kill(known.pid, 0)
-        except ProcessLookupError:
-            return False
-        except OSError:
-            pass
+        return is_alive(known.pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host still runs; one that nobody has reaped does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except (OSError, IndexError):
         return True

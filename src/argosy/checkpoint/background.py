@@ -83,6 +83,11 @@ class Background:
             together.give_up(prepared.staging, self._deliveries.group, failure)
             raise
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save goes on."""
+        return any(not handle.is_done for handle in self._handles)
+
     def wait_copied(self) -> None:
         """Until nothing of the state is being read any more."""
         self._gates.wait()

@@ -11,9 +11,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -111,18 +110,19 @@ class StoreBoard:
         """How many have."""
         return int(self._store.add(f"{self._prefix}/{name}", 0))
 
-    def wait(self, key: str, seconds: float) -> bytes:
-        """Until somebody has posted it."""
-        name = f"{self._prefix}/{key}"
-        try:
-            self._store.wait([name], timedelta(seconds=seconds))
-        except RuntimeError:
-            raise TimedOut(f"nobody has posted {key!r} within {seconds:.0f} s")
-        return bytes(self._store.get(name))
-
 
 Check = Callable[[Sequence[int]], None]
 """Told which ranks are missing; raises when one of them never will come."""
+
+
+class Met(NamedTuple):
+    """What the members of a group know when they have met."""
+
+    session: str
+    """The same in all of them, and in no other group."""
+    board: Board | None
+    neighbours: Neighbours | None
+    """Those of them that are on this host and can read for each other."""
 
 
 class Group:
@@ -136,21 +136,32 @@ class Group:
         board: Board | None = None,
         *,
         seconds: float = 600.0,
-        neighbours: Neighbours | None = None,
+        meet: Callable[[], Met] | None = None,
         has_left: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`meet` is called when the others are first needed, and waits for them."""
         self.rank = rank
         self.size = size
-        self.session = session or secrets.token_hex(6)
-        """The same in all of them, and in no other group."""
         self.seconds = seconds
-        self.neighbours = neighbours
-        """Those of them that are on this host and can read for each other."""
         self.has_left = has_left
         """Whether the process has gone for which this one acts."""
-        self._board = board
+        self._meeting = threading.Lock()
+        self._meet = meet
+        self._met = Met(session or secrets.token_hex(6), board, None)
         self._round = 0
         self._saves = 0
+
+    def met(self) -> Met:
+        """What is known once all have met."""
+        with self._meeting:
+            if self._meet is not None:
+                self._met, self._meet = self._meet(), None
+            return self._met
+
+    @property
+    def session(self) -> str:
+        """The same in all members, and in no other group."""
+        return self.met().session
 
     @property
     def is_alone(self) -> bool:
@@ -165,9 +176,10 @@ class Group:
     def agree(self, mine: bytes) -> list[bytes]:
         """What each member says, by rank; all call it equally often."""
         self._round += 1
-        if self.is_alone or self._board is None:
+        board = self.met().board
+        if self.is_alone or board is None:
             return [mine] * self.size
-        return exchange(self._board, f"round-{self._round}", mine, self)
+        return exchange(board, f"round-{self._round}", mine, self)
 
 
 def exchange(

@@ -444,6 +444,11 @@ class Checkpointer:
             self.cleaner.wait()
             self._close_store()
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a snapshot of this process is being copied or written beside training."""
+        return self._background is not None and self._background.is_saving
+
     def give_writer_up(self) -> None:
         """The writer process hangs: what it has of this process fails now, with WriterLost. From any thread; waits for nobody."""
         if self._deliveries is not None:
@@ -526,7 +531,7 @@ class Checkpointer:
         listing = self._chain.listing_of(hop)
         with self.catalogue.open(hop.step, listing) as opened:
             crc = manifests.crc_of(opened.manifest_bytes)
-            neighbours = self._group.neighbours
+            neighbours = self._group.met().neighbours
             visit = neighbours.visit(f"{hop.step}-{crc:08x}") if neighbours is not None else None
             loaded = load(
                 opened,

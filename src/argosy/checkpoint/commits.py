@@ -208,9 +208,16 @@ class Staging:
         return self.store.path / self.final
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind; what another process has made a checkpoint of meanwhile is left whole."""
         self._close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        gone = self.store.path / names.removed_name(self.step, secrets.token_hex(6))
+        try:
+            os.rename(self.path, gone)
+        except FileNotFoundError:
+            return
+        except OSError:
+            gone = self.path
+        shutil.rmtree(gone, ignore_errors=True)
 
     def leave(self) -> None:
         """Another process commits it: only give the descriptor back."""

@@ -12,7 +12,7 @@ from typing import get_args
 
 import msgspec
 
-from argosy.checkpoint import manifests, together
+from argosy.checkpoint import manifests, together, votes
 from argosy.checkpoint.blocks import THREADS
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.directio import FILES, Files
@@ -182,6 +182,7 @@ class Deliveries:
             self._settings, writing, self._rate, lambda num_bytes: self._note(one, num_bytes)
         )
         prepared = one.prepared
+        together.note(prepared.staging, votes.WRITES, self.group)
         data = together.write(
             prepared.staging,
             prepared.outline,

@@ -6,27 +6,38 @@ They find each other through the process group's store, once; after that a save 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch.distributed as dist
 
 from argosy.checkpoint import meetings
-from argosy.checkpoint.boards import Group, StoreBoard
+from argosy.checkpoint.boards import Group, Met, StoreBoard
 from argosy.checkpoint.neighbours import Neighbours, this_host
+from argosy.errors import ClusterError
 
 _count = itertools.count()
 
 
 def of_process(seconds: float = 600.0) -> Group:
-    """The default group of this process; all its ranks make their Checkpointers in the same order."""
+    """The default group of this process; all its ranks make their Checkpointers in the same order, and meet when they first save or load."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return Group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return Group(rank, size, seconds=seconds, meet=partial(_meet, next(_count), seconds))
+
+
+def _meet(number: int, seconds: float) -> Met:
     group = dist.group.WORLD
     assert group is not None
-    rank, size = dist.get_rank(), dist.get_world_size()
     store = group.get_group_store()
-    hall = StoreBoard(store, f"argosy.checkpoint/{next(_count)}")
-    session = meetings.meet(hall, rank, size, seconds)
+    hall = StoreBoard(store, f"argosy.checkpoint/{number}")
+    try:
+        session = meetings.meet(hall, group.rank(), group.size(), seconds)
+    except RuntimeError as failure:
+        raise ClusterError(
+            f"the store of torch.distributed cannot be reached: {failure}",
+            fix="see whether the process that hosts it lives (rank 0, or the launcher)",
+        )
     board = StoreBoard(store, f"argosy.checkpoint/{session}")
     host = this_host()
-    neighbours = Neighbours(board, f"{session}/{host}") if host else None
-    return Group(rank, size, session, board, seconds=seconds, neighbours=neighbours)
+    return Met(session, board, Neighbours(board, f"{session}/{host}") if host else None)

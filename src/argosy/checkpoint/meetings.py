@@ -1,7 +1,7 @@
 """How the processes of a group come to a name that no other group has, over a board on which an earlier group of the same ranks may have left all that it said.
 
 The store of torchrun outlives a restart: whatever is found there may be of the generation before. So each process says a word that nobody can have said before, the lowest rank says
-a session with all the words it has heard, until every other has found its own among them and has said so.
+a session with all the words it has heard, until every other has found its own among them and has said so. Called by groups.py when the ranks first need each other. No torch.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _invite(board: Board, size: int, deadline: float) -> str:
         missing = [rank for rank in missing if _found(board, f"came-{rank:05d}") != session]
         if missing and time.monotonic() > deadline:
             raise TimedOut(
-                f"ranks {missing} have not made their Checkpointer",
-                fix="make it on every rank, or give group=Group() to one that is alone",
+                f"ranks {missing} have not come to save or load",
+                fix="make the Checkpointer on every rank and call it on all; group=Group() is for one that saves alone",
             )
         time.sleep(pause)
         pause = min(0.02, pause * 1.5)
@@ -61,20 +61,21 @@ def _invite(board: Board, size: int, deadline: float) -> str:
 
 
 def _come(board: Board, rank: int, deadline: float, longest: float) -> str:
-    word = secrets.token_hex(8)
-    board.post(f"word-{rank:05d}", word.encode())
+    key, word = f"word-{rank:05d}", secrets.token_hex(8).encode()
     pause = 0.001
     while True:
         said = board.find(_SESSION)
         invitation = None if said is None else _INVITATION.decode(said)
-        if invitation is not None and invitation.heard[rank : rank + 1] == (word,):
+        if invitation is not None and invitation.heard[rank : rank + 1] == (word.decode(),):
             board.post(f"came-{rank:05d}", invitation.session.encode())
             return invitation.session
         if time.monotonic() > deadline:
             raise TimedOut(
-                "rank 0 has not made its Checkpointer",
-                fix="make it on every rank, or give group=Group() to one that is alone",
+                "rank 0 has not come to save or load",
+                fix="make the Checkpointer on every rank and call it on all; group=Group() is for one that saves alone",
             )
+        if board.find(key) != word:
+            board.post(key, word)  # first, or after one of the group before that was late
         time.sleep(pause)
         pause = min(longest, pause * 1.5)
 

@@ -66,12 +66,11 @@ def attached(files: Mapping[str, bytes]) -> dict[str, bytes]:
                 f"the attachment {name!r} is {type(data).__name__}, not bytes",
                 fix="encode texts: text.encode()",
             )
-        if not names.is_attachment(name):
-            raise _not_attachable(name)
     return dict(files)
 
 
-def _not_attachable(name: str) -> ConfigError:
+def not_attachable(name: str) -> ConfigError:
+    """It cannot lie in a checkpoint under that name."""
     return ConfigError(f"a file cannot be attached as {name!r}", fix="use another name")
 
 
@@ -108,7 +107,7 @@ def commit(staging: Staging, outline: Outline, written: Sequence[Written]) -> by
     small = write_small(staging, outline.image, outline.values)
     for name, data in facts.attachments.items():
         if name in small or not names.is_attachment(name):
-            raise _not_attachable(name)
+            raise not_attachable(name)
         small[name] = staging.write_file(name, data, "extra")
     manifest = manifest_of(outline, written, small)
     if not facts.signing_key:

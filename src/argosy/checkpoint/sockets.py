@@ -10,10 +10,12 @@ import os
 import secrets
 import socket
 import struct
+import time
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
-_MOST_WAITING = 64
+_MOST_WAITING = 1024
+_RETRY_SECONDS = 0.01
 
 
 def listen(directory: int, name: str) -> socket.socket | None:
@@ -49,6 +51,21 @@ def connect(link: socket.socket, directory: Path, name: str) -> None:
         link.connect(f"/proc/self/fd/{descriptor}/{name}")
     finally:
         os.close(descriptor)
+
+
+def connect_within(link: socket.socket, directory: Path, name: str, seconds: float) -> None:
+    """As `connect`, to one that may hang; TimeoutError when it has not taken notice by then. What is said on the link has as much time, each."""
+    deadline = time.monotonic() + seconds
+    link.settimeout(seconds)
+    while True:
+        try:
+            connect(link, directory, name)
+            return
+        except BlockingIOError:
+            # Too many wait already to be accepted.
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{directory / name} accepts nobody")
+        time.sleep(_RETRY_SECONDS)
 
 
 def answers_in(directory: Path, name: str) -> bool:

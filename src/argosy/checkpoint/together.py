@@ -74,6 +74,12 @@ def write(
     return finish(staging, outline, written, group)
 
 
+def note(staging: Staging, what: str, group: Group) -> None:
+    """Let the others of the save know who has this process's part: a writer process that was handed it, or one that writes itself."""
+    if not group.is_alone:
+        FileBoard(staging.path).post(f"{what}-{group.rank:05d}", b"")
+
+
 def finish(
     staging: Staging, outline: Outline, written: Sequence[Written], group: Group
 ) -> bytes | None:

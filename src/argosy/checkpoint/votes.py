@@ -19,7 +19,7 @@ from argosy.checkpoint.tables import Written
 from argosy.errors import MismatchError
 from argosy.move.boxes import Box
 
-SAID, HANDED, SAME, VOTE = "said", "handed", "same", "vote"
+SAID, HANDED, WRITES, SAME, VOTE = "said", "handed", "writes", "same", "vote"
 
 
 class SaidTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -158,4 +158,6 @@ def decode_votes(data: Sequence[bytes]) -> list[Vote]:
 
 def keys_of(size: int) -> list[str]:
     """What a save posts, to be taken down before the commit."""
-    return [f"{key}-{rank:05d}" for key in (SAID, HANDED, SAME, VOTE) for rank in range(size)]
+    return [
+        f"{key}-{rank:05d}" for key in (SAID, HANDED, WRITES, SAME, VOTE) for rank in range(size)
+    ]

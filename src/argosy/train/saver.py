@@ -119,7 +119,8 @@ class Saver:
     @property
     def is_saving(self) -> bool:
         """Whether this process is at it."""
-        return self._thread is not None and self._thread.is_alive()
+        is_lending = self._thread is not None and self._thread.is_alive()
+        return is_lending or self.checkpointer.is_saving
 
     def save(self) -> Path:
         """Save the committed version now; where it is. One that is there already is left as it is, and a save of another process is waited for."""
@@ -184,8 +185,8 @@ class Saver:
     def _wait_watching(self) -> WriterWatch:
         """Until no save is under way here; a writer process that hangs is not waited for."""
         watch = WriterWatch(self.path, self.checkpointer.reports)
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(_LOOK_SECONDS)
+        while self.is_saving:
+            time.sleep(_LOOK_SECONDS)
             watch.look()
             if watch.is_deaf:
                 self.checkpointer.give_writer_up()

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
-from argosy.checkpoint import Checkpointer
+from argosy.checkpoint import Checkpointer, Writing
 from argosy.checkpoint.background import Background
 from argosy.checkpoint.writer.client import wait_gone
 
@@ -72,17 +72,22 @@ def test_a_rank_that_was_killed_while_it_copied_delays_nobody_and_its_words_are_
 
 def test_what_both_had_handed_over_is_waited_for(generation, tmp_path):
     path = tmp_path / "store"
+    slow = Writing(bytes_per_second=1e6)
+
+    def large():
+        return {"x": torch.ones(500_000), "y": torch.ones(500_000)}
 
     def dies(rank):
-        handle = Checkpointer(path).save(1, state_of(rank), wait=False)
+        handle = Checkpointer(path, writing=slow).save(1, large(), wait=False)
         handle.wait("staged")
         killed()
 
     def goes_on(rank):
         with Checkpointer(path) as checkpointer:
-            return checkpointer.load(state_of(rank)).step
+            return checkpointer.load(large()).step
 
     assert generation(1, dies) == [{"status": 9}, {"status": 9}]
+    assert not (path / "step-000000001").exists(), "it takes seconds longer than one is given up in"
     results = generation(2, goes_on)
     assert [one.get("result") for one in results] == [1, 1], results
     assert wait_gone(path, 10)

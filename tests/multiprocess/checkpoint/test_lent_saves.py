@@ -3,12 +3,13 @@
 import fcntl
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, Writing
+from argosy.checkpoint import Checkpointer, Writing, names, sockets
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.lending import Loan, Memory
 from argosy.checkpoint.listings import Listing
@@ -205,6 +206,7 @@ def main(run):
         optimizer=lambda params: torch.optim.SGD(params, lr=1e-6, momentum=0.9),
         batch_size=8,
         lanes=2,
+        recovery="COPIED" not in os.environ,
         checkpoints=ar.Checkpoints(
             every=2,
             keep=Keep(last=99),
@@ -224,11 +226,15 @@ def main(run):
             (run.directory / "writer").write_text(str(writer))
             sent = getattr(signal, os.environ.get("WRITER", "SIGKILL"))
             os.kill(writer if "WRITER" in os.environ else os.getpid(), sent)
+            if "DIES" in os.environ:
+                os.kill(os.getpid(), signal.SIGKILL)
         told(event)
 
     saver.listener = hear
-    for step in trainer.steps(int(os.environ.get("STEPS", 8))):
+    for number, step in enumerate(trainer.steps(int(os.environ.get("STEPS", 8)))):
         step()
+        if marker.exists() and number > 3:
+            (run.directory / "went-on").touch()
         while "WRITER" in os.environ and "GOES_ON" not in os.environ and saver.is_saving:
             time.sleep(0.001)
 
@@ -297,28 +303,27 @@ def test_a_writer_that_hangs_costs_a_training_neither_its_end_nor_its_last_step(
         assert checkpointer.catalogue.verify(5).faults == []
 
 
-def test_a_stop_does_not_wait_for_a_writer_that_hangs_and_loses_no_step(argosy):
+@pytest.mark.parametrize("case", ["PINNED", "COPIED", "DIES"])
+def test_a_stop_does_not_wait_for_a_writer_that_hangs_and_loses_no_step(argosy, case):
     script = argosy.script("trains.py", TRAINS)
-    settings = ["WRITER=SIGSTOP", "GOES_ON=1", "STEPS=1000000"]
+    settings = ["WRITER=SIGSTOP", "GOES_ON=1", "STEPS=1000000", f"{case}=1"]
     run = argosy.detach("-n", "2", *(word for one in settings for word in ("--env", one)), script)
     directory = Path(argosy.view(run)["directory"])
-    writer = directory / "writer"
-    argosy.wait_until(writer.exists, lambda: argosy("logs", run, check=False).stdout)
-    try:
-        argosy("stop", run)
-    finally:
-        os.kill(int(writer.read_text()), signal.SIGKILL)
+    went_on = directory / "went-on"
+    argosy.wait_until(went_on.exists, lambda: argosy("logs", run, check=False).stdout)
+    argosy("stop", run)
     facts = argosy.facts(run)
-    warned = [f["text"] for f in facts if f.get("level") == "warning"]
-    assert any("hangs in the middle of a save" in text for text in warned), warned
-    assert 9 not in [f.get("signal") for f in facts if f["kind"] == "attempt.exited"], facts
+    killed = [f for f in facts if f["kind"] == "attempt.exited" and f.get("signal") == 9]
+    assert len(killed) == (case == "DIES"), facts
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((directory / "writer").read_text()), 0)
     with Checkpointer(directory / "checkpoints") as checkpointer:
         (step,) = checkpointer.steps()
         assert step > 2
         assert checkpointer.catalogue.verify(step).faults == []
 
 
-def test_a_save_after_one_that_hung_is_written_by_its_own_process(
+def test_a_writer_that_hangs_is_killed_by_the_next_save_which_has_another(
     tmp_path, arena, monkeypatch, caplog
 ):
     monkeypatch.setattr(client, "_ANSWER_SECONDS", 1.0)
@@ -328,18 +333,47 @@ def test_a_save_after_one_that_hung_is_written_by_its_own_process(
         handle.wait("staged", timeout=30)
         pid = checkpointer._deliveries.writer.writer_pid
         os.kill(pid, signal.SIGSTOP)
-        try:
-            assert ask(tmp_path, 0.1) is None
-            checkpointer.give_writer_up()
-            with pytest.raises(WriterLost, match=f"{pid} hangs") as caught:
-                handle.wait(timeout=60)
-            assert f"kill -9 {pid}" in caught.value.fix
-            checkpointer.save_lent(2, {"x": x}, loan_of(arena)).wait(timeout=60)
-            assert f"the writer process {pid} does not answer" in caplog.text
-        finally:
-            os.kill(pid, signal.SIGKILL)
+        assert ask(tmp_path, 0.1) is None
+        checkpointer.give_writer_up()
+        with pytest.raises(WriterLost, match=f"{pid} hangs") as caught:
+            handle.wait(timeout=60)
+        assert f"kill -9 {pid}" in caught.value.fix
+        checkpointer.save_lent(2, {"x": x}, loan_of(arena)).wait(timeout=60)
+        assert (
+            f"the writer process {pid} of {tmp_path} does not answer: it was killed" in caplog.text
+        )
+        assert checkpointer._deliveries.writer.writer_pid not in (0, pid)
         assert checkpointer.steps() == [2]
         assert checkpointer.catalogue.verify(2).faults == []
-        checkpointer.save_lent(3, {"x": x}, loan_of(arena)).wait(timeout=30)
-        assert checkpointer._deliveries.writer.writer_pid not in (0, pid)
     assert wait_gone(tmp_path, 10)
+
+
+def test_a_writer_that_is_silent_and_does_not_answer_is_killed_and_gives_back_what_it_holds(
+    tmp_path, arena, monkeypatch
+):
+    monkeypatch.setattr(client, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.5)
+    x, hold = large(arena, 1), held(arena)
+    with Checkpointer(tmp_path, writing=SLOW) as checkpointer:
+        handle = checkpointer.save_lent(1, {"x": x}, loan_of(arena, hold))
+        handle.wait("staged", timeout=30)
+        os.close(hold)
+        pid = checkpointer._deliveries.writer.writer_pid
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WriterLost, match=f"{pid} has ended in the middle"):
+            handle.wait(timeout=60)
+        os.close(held(arena))
+    assert client.end_hung(tmp_path) == 0
+
+
+def test_one_that_accepts_nobody_any_more_hangs_too_and_its_number_is_not_guessed(tmp_path):
+    directory = os.open(tmp_path, os.O_RDONLY)
+    listener = sockets.listen(directory, names.socket_name(socket.gethostname()))
+    listener.listen(0)
+    with socket.socket(socket.AF_UNIX) as first:
+        sockets.connect(first, tmp_path, names.socket_name(socket.gethostname()))
+        assert ask(tmp_path, 0.05) is None
+        assert client.end_hung(tmp_path) == 0
+        assert "kill -9" not in client._mend(0)
+    listener.close()
+    os.close(directory)

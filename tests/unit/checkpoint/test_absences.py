@@ -15,7 +15,9 @@ from argosy.checkpoint.neighbours import this_host
 
 @pytest.fixture
 def board(tmp_path):
-    return FileBoard(tmp_path)
+    found = FileBoard(tmp_path)
+    say(found, 0, os.getpid())
+    return found
 
 
 @pytest.fixture
@@ -82,3 +84,29 @@ def test_one_of_another_host_is_waited_for_until_the_own_rank_is_gone_for_a_minu
 
 def test_one_that_has_said_nothing_yet_is_waited_for(board, clock):
     look(Absences(board, Group(0, 2)), clock, 1000)
+
+
+def test_one_that_writes_itself_on_another_host_is_waited_for(board, clock, dead):
+    say(board, 1, dead, host="elsewhere")
+    board.post("writes-00001", b"")
+    look(Absences(board, Group(0, 2, has_left=lambda: True)), clock, 1000)
+
+
+def test_nobody_is_lost_while_the_save_is_committed(board, clock, dead):
+    say(board, 1, dead)
+    found = Absences(board, Group(0, 2))
+    look(found, clock, 1)
+    board.remove(["said-00000"])
+    look(found, clock, 1000)
+
+
+def test_a_process_that_nobody_has_reaped_has_ended(board, clock):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    while absences.is_alive(process.pid):
+        pass
+    assert process.returncode is None
+    os.kill(process.pid, 0)
+    say(board, 1, process.pid)
+    with pytest.raises(PartnerLost):
+        look(Absences(board, Group(0, 2)), clock, 3)
+    process.wait()

@@ -47,8 +47,8 @@ def test_generations_on_one_board_have_names_of_their_own():
 def test_one_that_comes_early_does_not_take_the_name_of_the_group_before():
     board = Words()
     before = meeting(board, [0, 1], 2)
-    with pytest.raises(TimedOut, match="rank 0 has not made its Checkpointer"):
+    with pytest.raises(TimedOut, match="rank 0 has not come to save or load"):
         meet(board, 1, 2, 0.05)
-    with pytest.raises(TimedOut, match=r"ranks \[1\] have not made their Checkpointer"):
+    with pytest.raises(TimedOut, match=r"ranks \[1\] have not come"):
         meet(board, 0, 2, 0.05)
     assert meeting(board, [0, 1], 2) != before

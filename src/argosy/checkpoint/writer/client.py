@@ -1,7 +1,7 @@
 """A rank's side of the writer process: finds or starts it, gives it memory and jobs, and hears how they go.
 
-One connection per store; answers come in a thread of its own, which lives as long as there are jobs. A writer that dies, or is silent and does not answer, or says nothing for as
-long as a job may take, fails its jobs with `WriterLost`, and the next job starts another where it can.
+One connection per store; answers come in a thread of its own, which lives as long as there are jobs. A writer that dies, or says nothing for as long as a job may take, fails its
+jobs with `WriterLost`, and the next job starts another where it can. One that does not even answer hangs: it is killed, so that nothing waits for what it holds.
 Never touches the store but to reach the socket.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
 import socket
 import struct
 import threading
@@ -50,6 +51,7 @@ _LATE_SECONDS = 2.0
 """A writer that gives a job up when its time is over says so itself, a little later."""
 _ATTEMPTS = 3
 LOST = "WriterLost"
+MODULE = "argosy.checkpoint.writer"
 
 
 class WriterLost(ClusterError):
@@ -174,12 +176,12 @@ class WriterClient:
         return link
 
     def _greeted(self) -> socket.socket | None:
-        """A connection to a writer; None when there is none, or one that is about to end. WriterAbsent when one hangs."""
+        """A connection to a writer; None when there is none, or one that is about to end. WriterAbsent when one hangs and cannot be ended."""
         link = self._asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         pid, is_hung = 0, False
         try:
             pid = _greet(link, self._store, _ANSWER_SECONDS)
-        except (TimeoutError, BlockingIOError):
+        except TimeoutError:
             is_hung = True
         except OSError:
             pass
@@ -191,18 +193,16 @@ class WriterClient:
             self._writer_pid = pid
             self._given.clear()
             return link
-        if is_hung or self._is_given_up:
-            hung = sockets.pid_of(link)
-            link.close()
-            raise WriterAbsent(f"the writer process {hung} does not answer", fix=_mend(hung))
         link.close()
+        if (is_hung or self._is_given_up) and not end_hung(self._store):
+            raise WriterAbsent(f"the writer process of {self._store} does not answer", fix=_mend(0))
         return None
 
     def _start(self) -> str:
         """Start one; why it could not, for people."""
         helper = processes.Helper(
             name="writer",
-            module="argosy.checkpoint.writer",
+            module=MODULE,
             arguments=(str(self._store),),
             directory=self._store,
             socket=names.socket_name(socket.gethostname()),
@@ -234,6 +234,7 @@ class WriterClient:
     def _wait_answer(self, link: socket.socket) -> float:
         """Until the writer says something or has gone; the seconds for which it said nothing, if they are more than any of its jobs may take, or it does not answer."""
         heard_at = time.monotonic()
+        was_killed = False
         while True:
             try:
                 link.recv(1, socket.MSG_PEEK)
@@ -241,8 +242,13 @@ class WriterClient:
             except BlockingIOError:
                 with self._lock:
                     own = [one.seconds for one in self._jobs.values() if one.link is link]
-                is_late = time.monotonic() - heard_at >= max(own, default=0.0)
-                if is_late or ask(self._store, _ANSWER_SECONDS) is None:
+                seconds = time.monotonic() - heard_at
+                is_late = was_killed or seconds >= max(own, default=0.0)
+                if not is_late and ask(self._store, _ANSWER_SECONDS) is None:
+                    # Its end is heard here, after what it has said before.
+                    was_killed = end_hung(self._store) == self._writer_pid
+                    is_late = not was_killed
+                if is_late:
                     _shut(link)
                     return time.monotonic() - heard_at
             except OSError:
@@ -306,17 +312,32 @@ def ask(store: Path, seconds: float = _ASK_SECONDS) -> list[tuple[int, int, int]
                 messages.send(link, Ask())
                 answer = messages.receive_answer(link)
                 return answer.jobs if isinstance(answer, Doing) else []
-        except (TimeoutError, BlockingIOError):
+        except TimeoutError:
             return None
         except (OSError, ProtocolError):
             pass
     return []
 
 
+def end_hung(store: Path) -> int:
+    """Kill the writer of this host, which does not answer, so that others get what it holds; its number, 0 when it cannot be ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        try:
+            sockets.connect_within(link, store, names.socket_name(socket.gethostname()), 0.0)
+            pid = sockets.pid_of(link)
+            with open(f"/proc/{pid}/cmdline", "rb") as words:
+                if MODULE.encode() not in words.read().split(b"\0"):
+                    return 0
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            return 0
+    _LOG.warning("the writer process %d of %s does not answer: it was killed", pid, store)
+    return pid
+
+
 def _greet(link: socket.socket, store: Path, seconds: float) -> int:
     """Connect; the number of the process that answers, 0 when it is of another version."""
-    link.settimeout(seconds)  # before: one that hangs accepts nobody once enough have come
-    sockets.connect(link, store, names.socket_name(socket.gethostname()))
+    sockets.connect_within(link, store, names.socket_name(socket.gethostname()), seconds)
     messages.send(link, Hello(version=messages.VERSION, pid=os.getpid()))
     answer = messages.receive_answer(link)
     if isinstance(answer, Welcome) and answer.version == messages.VERSION:
@@ -347,7 +368,8 @@ def _look_after(link: socket.socket, seconds: float) -> None:
 
 
 def _mend(pid: int) -> str:
-    return f"look at the disk (dmesg); `kill -9 {pid}` gives back what it holds, and the next save starts another one"
+    ends = f"`kill -9 {pid}`" if pid else "its end"
+    return f"look at the disk (dmesg); {ends} gives back what it holds, and the next save starts another one"
 
 
 def _tell(one: _Sent, answer: Progress | Durable | Failed) -> None:
@@ -377,7 +399,7 @@ def error_of(failed: Failed) -> ArgosyError:
     """The error that the writer met, as this process raises it."""
     if failed.kind == LOST:
         return WriterLost(failed.what, fix=failed.fix)
-    if failed.kind == boards.PartnerFailed.__name__:
+    if failed.kind in (boards.PartnerFailed.__name__, boards.PartnerLost.__name__):
         return boards.PartnerFailed(failed.what, fix=failed.fix)
     return processes.error_named(failed.kind, failed.what, failed.fix)
 

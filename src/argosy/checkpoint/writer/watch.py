@@ -1,4 +1,7 @@
-"""Looks after the writer process of a host for one who cannot go before its saves are over: how far they are, and whether it hangs. No torch."""
+"""Looks after the writer process of a host for one who cannot go before its saves are over: how far they are, and whether it hangs.
+
+One that hangs is killed: what it holds is needed, and the version in memory is saved without it. Used by the trainer's last saves. No torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from argosy.checkpoint.writer import client
 
 _LOOK_SECONDS = 1.0
 _DEAF_SECONDS = 6.0
-"""Less than the grace of one that is told to stop; a writer that does not hang answers at once."""
+"""Less than the usual grace of one that is told to stop; a writer that does not hang answers at once."""
 
 
 class WriterWatch:
@@ -21,20 +24,23 @@ class WriterWatch:
         self._reports = reports
         self._looked_at = self._answered_at = time.monotonic()
         self._told: set[tuple[int, int, int]] = set()
-
-    @property
-    def is_deaf(self) -> bool:
-        """Whether there is one, and it has not answered for a while."""
-        return self._looked_at - self._answered_at >= _DEAF_SECONDS
+        self.is_deaf = False
+        """Whether there was one that had not answered for a while."""
 
     def look(self) -> None:
-        """Ask it how far it is, now and then."""
+        """Ask it how far it is, now and then; end one that does not answer."""
         if time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return
         doing = client.ask(self._store)
         self._looked_at = time.monotonic()
-        if doing is None:
-            return
+        if doing is not None:
+            self._tell(doing)
+        elif self._looked_at - self._answered_at >= _DEAF_SECONDS:
+            self.is_deaf = True
+            client.end_hung(self._store)
+            self._answered_at = self._looked_at  # the next one has as long
+
+    def _tell(self, doing: list[tuple[int, int, int]]) -> None:
         self._answered_at = self._looked_at
         for one in set(doing) - self._told:
             self._told.add(one)
