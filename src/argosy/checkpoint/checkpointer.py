@@ -58,6 +58,7 @@ from argosy.checkpoint.tiers.settings import Objects
 from argosy.checkpoint.tiers.uploader import Uploader
 from argosy.checkpoint.together import Settings
 from argosy.checkpoint.writer.pacing import Rate
+from argosy.checkpoint.writer.watch import WriterWatch
 from argosy.errors import (
     ArgosyError,
     CheckpointDamaged,
@@ -330,7 +331,8 @@ class Checkpointer:
         if self._background is not None:
             self._background.wait()
         elif self._group.rank == 0:
-            commits.wait_finished(self.path, self._writing.deadline_seconds)
+            watch = WriterWatch(self.path, self.reports)
+            commits.wait_finished(self.path, self._writing.deadline_seconds, watch.look)
         hops = self._hops(step)
         if step is not None and len(hops) == 1:
             return self._load_one(hops[0], state, rules, streams)
@@ -514,7 +516,8 @@ class Checkpointer:
     def _lock(self) -> None:
         """One process of the group holds the lock for all of them."""
         if self._group.rank == 0 and not self._opened_store().is_locked:
-            self._opened_store().lock(self._run, patience_seconds=self._writing.deadline_seconds)
+            seconds, watch = self._writing.deadline_seconds, WriterWatch(self.path, self.reports)
+            self._opened_store().lock(self._run, patience_seconds=seconds, look=watch.look)
             self._opened_store().sweep(keep=self._group.session)
             if self.session is not None:
                 self.session.begin()

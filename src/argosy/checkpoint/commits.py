@@ -14,6 +14,7 @@ import secrets
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from argosy.checkpoint import checksums, directio, names, tables
@@ -23,6 +24,10 @@ from argosy.checkpoint.names import Kind
 from argosy.errors import ConfigError, HomeError
 
 _LOG = logging.getLogger("argosy.checkpoint")
+
+
+def _nothing() -> None:
+    """For who has nothing to look after."""
 
 
 class Store:
@@ -60,10 +65,12 @@ class Store:
         """That process has let go."""
         self._lent.discard(staging)
 
-    def lock(self, owner: str = "", *, patience_seconds: float = 0.0) -> None:
+    def lock(
+        self, owner: str = "", *, patience_seconds: float = 0.0, look: Callable[[], None] = _nothing
+    ) -> None:
         """Be the one session that saves here; ConfigError names the other. The kernel frees it when the process ends.
 
-        A session that was killed may have left a writer process that finishes its save: that is waited for.
+        A session that was killed may have left a writer process that finishes its save: that is waited for, and `look` is called meanwhile.
         """
         if self._lock is not None:
             return
@@ -71,7 +78,7 @@ class Store:
             found = self._files.open(names.LOCK, os.O_RDWR | os.O_CREAT, self.fd)
         except OSError as failure:
             raise directio.disk_error(failure, f"{self.path / names.LOCK} cannot be made")
-        if not _locked(found, fcntl.LOCK_EX, patience_seconds):
+        if not _locked(found, fcntl.LOCK_EX, patience_seconds, look):
             holder = _describe_holder(os.pread(found, 4096, 0))
             os.close(found)
             raise ConfigError(
@@ -241,19 +248,19 @@ class Staging:
             self.fd = -1
 
 
-def wait_finished(path: Path, seconds: float) -> bool:
-    """Whether nobody finishes a save for a session of this host that is dead, after waiting so long at most: what it staged is newer than all else."""
+def wait_finished(path: Path, seconds: float, look: Callable[[], None] = _nothing) -> bool:
+    """Whether nobody finishes a save for a session of this host that is dead, after waiting so long at most: what it staged is newer than all else. `look` is called meanwhile."""
     try:
         found = os.open(path / names.LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return True
     try:
-        return not _is_left_behind(found) or _locked(found, fcntl.LOCK_SH, seconds)
+        return not _is_left_behind(found) or _locked(found, fcntl.LOCK_SH, seconds, look)
     finally:
         os.close(found)
 
 
-def _locked(descriptor: int, kind: int, patience_seconds: float) -> bool:
+def _locked(descriptor: int, kind: int, patience_seconds: float, look: Callable[[], None]) -> bool:
     """Lock a file, at once unless its owner is dead and only a writer process holds it."""
     deadline = time.monotonic() + patience_seconds
     is_said = False
@@ -267,6 +274,7 @@ def _locked(descriptor: int, kind: int, patience_seconds: float) -> bool:
         if not is_said:
             _LOG.info("waiting for what a session that has ended left to its writer process")
             is_said = True
+        look()
         time.sleep(0.02)
 
 

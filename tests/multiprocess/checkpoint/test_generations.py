@@ -91,3 +91,28 @@ def test_what_both_had_handed_over_is_waited_for(generation, tmp_path):
     results = generation(2, goes_on)
     assert [one.get("result") for one in results] == [1, 1], results
     assert wait_gone(path, 10)
+
+
+def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(generation, tmp_path):
+    path = tmp_path / "store"
+
+    def dies(rank):
+        checkpointer = Checkpointer(path)
+        checkpointer.save(1, state_of(rank))
+        slow = Checkpointer(path, writing=Writing(bytes_per_second=1e4))
+        checkpointer.close()
+        slow.save(2, state_of(rank), wait=False).wait("staged")
+        if rank == 0:
+            os.kill(slow._deliveries.writer.writer_pid, signal.SIGSTOP)
+        killed()
+
+    def goes_on(rank):
+        with Checkpointer(path) as checkpointer:
+            loaded = checkpointer.load(state_of(rank))
+            checkpointer.save(2, state_of(rank))
+            return loaded.step
+
+    assert generation(1, dies) == [{"status": 9}, {"status": 9}]
+    results = generation(2, goes_on)
+    assert [one.get("result") for one in results] == [1, 1], results
+    assert Checkpointer(path).catalogue.verify(2).faults == []
