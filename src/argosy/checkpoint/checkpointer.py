@@ -58,7 +58,7 @@ from argosy.checkpoint.tiers.settings import Objects
 from argosy.checkpoint.tiers.uploader import Uploader
 from argosy.checkpoint.together import Settings
 from argosy.checkpoint.writer.pacing import Rate
-from argosy.checkpoint.writer.watch import WriterWatch
+from argosy.checkpoint.writer.watch import PATIENT_SECONDS, WriterWatch
 from argosy.errors import (
     ArgosyError,
     CheckpointDamaged,
@@ -331,7 +331,7 @@ class Checkpointer:
         if self._background is not None:
             self._background.wait()
         elif self._group.rank == 0:
-            watch = WriterWatch(self.path, self.reports)
+            watch = WriterWatch(self.path, self.reports, PATIENT_SECONDS)
             commits.wait_finished(self.path, self._writing.deadline_seconds, watch.look)
         hops = self._hops(step)
         if step is not None and len(hops) == 1:
@@ -516,7 +516,8 @@ class Checkpointer:
     def _lock(self) -> None:
         """One process of the group holds the lock for all of them."""
         if self._group.rank == 0 and not self._opened_store().is_locked:
-            seconds, watch = self._writing.deadline_seconds, WriterWatch(self.path, self.reports)
+            watch = WriterWatch(self.path, self.reports, PATIENT_SECONDS)
+            seconds = self._writing.deadline_seconds
             self._opened_store().lock(self._run, patience_seconds=seconds, look=watch.look)
             self._opened_store().sweep(keep=self._group.session)
             if self.session is not None:

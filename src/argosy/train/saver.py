@@ -30,7 +30,7 @@ from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record
 from argosy.checkpoint.writer.client import WriterLost
-from argosy.checkpoint.writer.watch import WriterWatch
+from argosy.checkpoint.writer.watch import HURRIED_SECONDS, WriterWatch
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
 from argosy.train.checkpoints import Checkpoints
@@ -184,7 +184,7 @@ class Saver:
 
     def _wait_watching(self) -> WriterWatch:
         """Until no save is under way here; a writer process that hangs is not waited for."""
-        watch = WriterWatch(self.path, self.checkpointer.reports)
+        watch = WriterWatch(self.path, self.checkpointer.reports, HURRIED_SECONDS)
         while self.is_saving:
             time.sleep(_LOOK_SECONDS)
             watch.look()

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
-from argosy.checkpoint import Checkpointer, Writing
+from argosy.checkpoint import Checkpointer, Writing, checkpointer
 from argosy.checkpoint.background import Background
 from argosy.checkpoint.writer.client import wait_gone
 
@@ -93,23 +94,26 @@ def test_what_both_had_handed_over_is_waited_for(generation, tmp_path):
     assert wait_gone(path, 10)
 
 
-def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(generation, tmp_path):
+def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(generation, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointer, "PATIENT_SECONDS", 2.0)
     path = tmp_path / "store"
 
     def dies(rank):
-        checkpointer = Checkpointer(path)
-        checkpointer.save(1, state_of(rank))
+        first = Checkpointer(path)
+        first.save(1, state_of(rank))
         slow = Checkpointer(path, writing=Writing(bytes_per_second=1e4))
-        checkpointer.close()
+        first.close()
         slow.save(2, state_of(rank), wait=False).wait("staged")
         if rank == 0:
+            while not list(path.glob(".staging-*/handed-00001.json")):
+                time.sleep(0.005)
             os.kill(slow._deliveries.writer.writer_pid, signal.SIGSTOP)
         killed()
 
     def goes_on(rank):
-        with Checkpointer(path) as checkpointer:
-            loaded = checkpointer.load(state_of(rank))
-            checkpointer.save(2, state_of(rank))
+        with Checkpointer(path) as second:
+            loaded = second.load(state_of(rank))
+            second.save(2, state_of(rank))
             return loaded.step
 
     assert generation(1, dies) == [{"status": 9}, {"status": 9}]

@@ -1,6 +1,7 @@
 """Looks after the writer process of a host for one who cannot go before its saves are over: how far they are, and whether it hangs.
 
-One that hangs is killed: what it holds is needed, and the version in memory is saved without it. Used by the trainer's last saves. No torch.
+One that hangs is killed: what it holds is needed. Used by the trainer's last saves, which have the state in memory and are in a hurry, and by who loads what a dead session may have
+left to it. No torch.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from argosy.checkpoint.reports import Reports
 from argosy.checkpoint.writer import client
 
 _LOOK_SECONDS = 1.0
-_DEAF_SECONDS = 6.0
+PATIENT_SECONDS = 60.0
+HURRIED_SECONDS = 6.0
 """Less than the usual grace of one that is told to stop; a writer that does not hang answers at once."""
 
 
 class WriterWatch:
     """Tells how far the writer is: who waits for it is not killed as long as it goes on, and the person sees why."""
 
-    def __init__(self, store: Path, reports: Reports) -> None:
+    def __init__(self, store: Path, reports: Reports, deaf_seconds: float) -> None:
+        """One that does not answer for so long hangs."""
         self._store = store
         self._reports = reports
+        self._deaf_seconds = deaf_seconds
         self._looked_at = self._answered_at = time.monotonic()
         self._told: set[tuple[int, int, int]] = set()
         self.is_deaf = False
@@ -35,7 +39,7 @@ class WriterWatch:
         self._looked_at = time.monotonic()
         if doing is not None:
             self._tell(doing)
-        elif self._looked_at - self._answered_at >= _DEAF_SECONDS:
+        elif self._looked_at - self._answered_at >= self._deaf_seconds:
             self.is_deaf = True
             client.end_hung(self._store)
             self._answered_at = self._looked_at  # the next one has as long
