@@ -104,7 +104,8 @@ def starve():
     """As on a host without memory: what is asked for is refused."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (used + 64 * MIB, most))
+    # The heap of a new thread reserves 64 MiB of addresses: with no more than that left there may be none for a save.
+    resource.setrlimit(resource.RLIMIT_AS, (used + 256 * MIB, most))
     bytearray(1024 * MIB)
 
 
