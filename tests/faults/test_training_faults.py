@@ -54,10 +54,17 @@ class Training:
         return self.cluster.running_pids(self.run)
 
     def kill(self, *ranks, number=signal.SIGKILL):
-        found = {p["index"]: p["pid"] for p in self.cluster.processes(self.run)}
+        # One that is about to be replaced has no process: 0 would be the tests' own group.
+        found = self.cluster.wait_until(
+            lambda: pids if all(map((pids := self.pids_by_rank()).get, ranks)) else None,
+            lambda: f"processes of ranks {ranks}: {self.story()}",
+        )
         for rank in ranks:
             os.kill(found[rank], number)
         return [found[rank] for rank in ranks]
+
+    def pids_by_rank(self):
+        return {p["index"]: p["pid"] for p in self.cluster.processes(self.run)}
 
     def fault(self, *words):
         self.cluster.argosy("fault", self.run, *words)
