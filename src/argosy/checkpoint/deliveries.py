@@ -182,7 +182,7 @@ class Deliveries:
             self._settings, writing, self._rate, lambda num_bytes: self._note(one, num_bytes)
         )
         prepared = one.prepared
-        together.note(prepared.staging, votes.WRITES, self.group)
+        together.note(prepared.staging.path, votes.WRITES, self.group.rank, self.group.size)
         data = together.write(
             prepared.staging,
             prepared.outline,

@@ -15,6 +15,7 @@ from argosy.checkpoint.boards import Board, longest_pause
 from argosy.errors import TimedOut
 
 _SESSION = "session"
+_FIX = "make the Checkpointer on every rank and call it on all; group=Group() is for one that saves alone"
 
 
 class _Invitation(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ def _invite(board: Board, size: int, deadline: float) -> str:
         if missing and time.monotonic() > deadline:
             raise TimedOut(
                 f"ranks {missing} have not come to save or load",
-                fix="make the Checkpointer on every rank and call it on all; group=Group() is for one that saves alone",
+                fix=_FIX,
             )
         time.sleep(pause)
         pause = min(0.02, pause * 1.5)
@@ -72,7 +73,7 @@ def _come(board: Board, rank: int, deadline: float, longest: float) -> str:
         if time.monotonic() > deadline:
             raise TimedOut(
                 "rank 0 has not come to save or load",
-                fix="make the Checkpointer on every rank and call it on all; group=Group() is for one that saves alone",
+                fix=_FIX,
             )
         if board.find(key) != word:
             board.post(key, word)  # first, or after one of the group before that was late

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -74,10 +75,10 @@ def write(
     return finish(staging, outline, written, group)
 
 
-def note(staging: Staging, what: str, group: Group) -> None:
-    """Let the others of the save know who has this process's part: a writer process that was handed it, or one that writes itself."""
-    if not group.is_alone:
-        FileBoard(staging.path).post(f"{what}-{group.rank:05d}", b"")
+def note(staging: Path, what: str, rank: int, size: int) -> None:
+    """Let the others of the save know who has a rank's part: a writer process that was handed it, or the rank, which writes it itself."""
+    if size > 1:
+        FileBoard(staging).post(f"{what}-{rank:05d}", b"")
 
 
 def finish(

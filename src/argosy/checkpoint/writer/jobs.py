@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from argosy.checkpoint import directio, manifests, together, votes
-from argosy.checkpoint.boards import FileBoard, Group, PartnerFailed
+from argosy.checkpoint.boards import Group, PartnerFailed
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.directio import FILES
 from argosy.checkpoint.together import Settings
@@ -20,11 +20,10 @@ from argosy.checkpoint.writer.pacing import Pace
 
 def accept(job: Job) -> None:
     """Let the others of the save know that it will be finished, whatever happens to its rank."""
-    if job.size > 1:
-        try:
-            FileBoard(Path(job.store) / job.staging).post(f"{votes.HANDED}-{job.rank:05d}", b"")
-        except (OSError, PartnerFailed):
-            pass  # the job itself meets it, and tells
+    try:
+        together.note(Path(job.store) / job.staging, votes.HANDED, job.rank, job.size)
+    except (OSError, PartnerFailed):
+        pass  # the job itself meets it, and tells
 
 
 def carry_out(job: Job, memory: JobMemory, pace: Pace, has_left: Callable[[], bool]) -> int | None:
