@@ -13,6 +13,7 @@ import msgspec
 
 from argosy.checkpoint import votes
 from argosy.checkpoint.boards import Board, Group, PartnerLost
+from argosy.checkpoint.lives import is_alive
 from argosy.checkpoint.neighbours import this_host
 
 _LOOK_SECONDS = 0.5
@@ -91,14 +92,3 @@ class Absences:
         if not known.pid or not self._host or known.host != self._host:
             return None
         return is_alive(known.pid)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this host still runs; one that nobody has reaped does not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    except (OSError, IndexError):
-        return True

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from argosy.checkpoint import slots, together
+from argosy.checkpoint.boards import PartnerRefused
 from argosy.checkpoint.deliveries import Deliveries, Delivery
 from argosy.checkpoint.handles import SaveHandle
 from argosy.checkpoint.saving import Prepared
@@ -94,7 +95,7 @@ class Background:
 
     def raise_failed(self) -> None:
         """Raise the first error that nobody was told yet."""
-        failed = [one for one in self._handles if one.error is not None and not one.is_reported]
+        failed = [one for one in self._handles if _is_news(one)]
         self._handles = [one for one in self._handles if not one.is_done or one in failed]
         if failed:
             self._handles.remove(failed[0])
@@ -210,6 +211,11 @@ class Background:
         )
         copy.end()
         self._deliveries.durable(task, crc32c)
+
+
+def _is_news(handle: SaveHandle) -> bool:
+    is_own = not isinstance(handle.error, PartnerRefused)
+    return handle.error is not None and not handle.is_reported and is_own
 
 
 class _Task(Delivery):

@@ -6,6 +6,7 @@ and name who is missing; a process that fails says so and ends everybody's wait.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from argosy.checkpoint.directio import disk_error
 from argosy.checkpoint.neighbours import Neighbours
 from argosy.errors import ArgosyError, ClusterError, TimedOut
 
@@ -33,6 +35,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 class PartnerFailed(ClusterError):
     """Another process of the save has failed; carries what it said."""
+
+
+class PartnerRefused(PartnerFailed):
+    """Another process has no part in the save, so nobody can commit it. Why is raised there; here no later call raises it, or refusals would follow each other for ever."""
 
 
 class PartnerLost(PartnerFailed):
@@ -54,6 +60,9 @@ class Board(Protocol):
     def find(self, key: str) -> bytes | None:
         """What was posted, or None yet."""
 
+    def is_there(self) -> bool:
+        """Whether it has not been taken down as a whole."""
+
 
 class FileBoard:
     """Files of a directory; posted by rename."""
@@ -72,6 +81,12 @@ class FileBoard:
                 f"{self._directory} is gone: the process that commits has given the save up",
                 fix="see that process's own error",
             )
+        except OSError as failure:
+            raise disk_error(failure, f"{self._directory} cannot be written into")
+
+    def is_there(self) -> bool:
+        """Who gives a save up takes its directory away."""
+        return self._directory.exists()
 
     def find(self, key: str) -> bytes | None:
         """Read it."""
@@ -96,6 +111,10 @@ class StoreBoard:
     def post(self, key: str, data: bytes) -> None:
         """Put it up."""
         self._store.set(f"{self._prefix}/{key}", data)
+
+    def is_there(self) -> bool:
+        """It lives as long as the group."""
+        return True
 
     def find(self, key: str) -> bytes | None:
         """Read it."""
@@ -150,12 +169,16 @@ class Group:
         self._met = Met(session or secrets.token_hex(6), board, None)
         self._round = 0
         self._saves = 0
+        self._telling = threading.Lock()
+        self._refused: dict[int, Failure] = {}
+        """Saves that this member takes no part in, of which the others have not heard."""
 
     def met(self) -> Met:
         """What is known once all have met."""
         with self._meeting:
             if self._meet is not None:
                 self._met, self._meet = self._meet(), None
+                self._tell_refused()
             return self._met
 
     @property
@@ -168,31 +191,81 @@ class Group:
         """Whether there is nobody to ask."""
         return self.size == 1
 
-    def next_nonce(self) -> str:
-        """A name for the next save that all members know without asking; all save equally often."""
+    def next_save(self) -> int:
+        """The number of a save that all members know without asking: each counts what it is asked to save, also what it then refuses."""
         self._saves += 1
-        return f"{self.session}-{self._saves}"
+        return self._saves
 
-    def agree(self, mine: bytes) -> list[bytes]:
-        """What each member says, by rank; all call it equally often."""
+    def refuse(self, save: int, failure: BaseException) -> None:
+        """Tell the others, as soon as they are met, that this member has no part in a save; they may come to it long after this."""
+        if self.is_alone:
+            return
+        with self._telling:
+            self._refused[save] = _failure_of(self, failure)
+        if self._meet is None:
+            self._tell_refused()
+
+    def check_refused(self, save: int) -> None:
+        """PartnerRefused when a member has refused a save."""
+        found = self.refusal(save)
+        if found is not None:
+            raise found
+
+    def refusal(self, save: int) -> PartnerFailed | None:
+        """That a member has refused a save."""
+        board = self.met().board
+        if self.is_alone or board is None:
+            return None
+        try:
+            data = board.find(f"refused-{save}")
+        except RuntimeError:
+            return None  # the store is gone with whoever hosted it, which is found in other ways
+        return None if data is None else _error_of(data, PartnerRefused)
+
+    def _tell_refused(self) -> None:
+        with self._telling:
+            told, self._refused = self._refused, {}
+        board = self._met.board
+        for save, failure in told.items():
+            if board is not None:
+                # A store that is gone has nobody who would look.
+                with contextlib.suppress(RuntimeError, OSError):
+                    board.post(f"refused-{save}", msgspec.json.encode(failure))
+
+    def agree(self, mine: bytes, *, more_seconds: float = 0.0) -> list[bytes]:
+        """What each member says, by rank; all call it equally often. `more_seconds`: that another one may have to wait before."""
         self._round += 1
         board = self.met().board
         if self.is_alone or board is None:
             return [mine] * self.size
-        return exchange(board, f"round-{self._round}", mine, self)
+        return exchange(board, f"round-{self._round}", mine, self, more_seconds=more_seconds)
 
 
 def exchange(
-    board: Board, key: str, mine: bytes, group: Group, check: Check | None = None
+    board: Board,
+    key: str,
+    mine: bytes,
+    group: Group,
+    check: Check | None = None,
+    *,
+    more_seconds: float = 0.0,
 ) -> list[bytes]:
     """Post one's own and wait for everybody's, in the order of ranks."""
     board.post(f"{key}-{group.rank:05d}", mine)
-    return gather(board, key, group, check)
+    return gather(board, key, group, check, more_seconds=more_seconds)
 
 
-def gather(board: Board, key: str, group: Group, check: Check | None = None) -> list[bytes]:
+def gather(
+    board: Board,
+    key: str,
+    group: Group,
+    check: Check | None = None,
+    *,
+    more_seconds: float = 0.0,
+) -> list[bytes]:
     """Wait for everybody's; TimedOut names the ranks that are missing, PartnerFailed who gave up and why. `check` is asked about the missing now and then."""
-    deadline = time.monotonic() + group.seconds
+    seconds = group.seconds + more_seconds
+    deadline = time.monotonic() + seconds
     found: dict[int, bytes] = {}
     has_ended = False
     pause = 0.001
@@ -206,12 +279,14 @@ def gather(board: Board, key: str, group: Group, check: Check | None = None) -> 
         missing = [rank for rank in range(group.size) if rank not in found]
         if check is not None:
             check(missing)
+        if not board.is_there():
+            raise PartnerFailed("the save was given up by another rank", fix="see its own error")
         if not has_ended and not threading.main_thread().is_alive():
             # The program has ended and only waits for this thread: partners that have not come by now are not worth its whole patience.
             has_ended, deadline = True, min(deadline, time.monotonic() + _LEAVING_SECONDS)
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"ranks {missing} have not said {key!r} within {group.seconds:.0f} s",
+                f"ranks {missing} have not said {key!r} within {seconds:.0f} s",
                 fix="see whether they live (py-spy dump), or give a longer time",
             )
         time.sleep(pause)
@@ -225,10 +300,13 @@ def longest_pause(size: int) -> float:
 
 def tell_failure(board: Board, group: Group, failure: BaseException) -> None:
     """Let the others know at once."""
-    what = failure.what if isinstance(failure, ArgosyError) else repr(failure)
-    fix = failure.fix if isinstance(failure, ArgosyError) else ""
-    said = Failure(group.rank, what, fix)
+    said = _failure_of(group, failure)
     board.post(f"{_FAILED}-{group.rank:05d}", msgspec.json.encode(said))
+
+
+def _failure_of(group: Group, failure: BaseException) -> Failure:
+    what = failure.what if isinstance(failure, ArgosyError) else repr(failure)
+    return Failure(group.rank, what, failure.fix if isinstance(failure, ArgosyError) else "")
 
 
 def check_failures(board: Board, group: Group) -> None:
@@ -236,8 +314,12 @@ def check_failures(board: Board, group: Group) -> None:
     for rank in range(group.size):
         data = board.find(f"{_FAILED}-{rank:05d}")
         if data is not None and rank != group.rank:
-            said = msgspec.json.decode(data, type=Failure)
-            raise PartnerFailed(f"rank {said.rank} has failed: {said.what}", fix=said.fix)
+            raise _error_of(data, PartnerFailed)
+
+
+def _error_of(data: bytes, kind: type[PartnerFailed]) -> PartnerFailed:
+    said = msgspec.json.decode(data, type=Failure)
+    return kind(f"rank {said.rank} has failed: {said.what}", fix=said.fix)
 
 
 def wait_all_failed(board: Board, group: Group, failure: BaseException, seconds: float) -> None:

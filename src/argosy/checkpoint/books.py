@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from argosy.checkpoint import trees
@@ -98,8 +99,8 @@ class Book:
             self.add(path, value, kind)
             return {"$tensor": self.aliases.get(path, path)}
         if isinstance(value, np.ndarray) and value.dtype.kind in "buif":
-            self.add(path, torch.from_numpy(np.ascontiguousarray(value)), kind)
-            return {"$tensor": path}
+            self.add(path, torch.from_numpy(_native(value)), kind)
+            return {"$array": self.aliases.get(path, path)}
         if isinstance(value, (bytes, bytearray, memoryview)):
             data = np.frombuffer(bytes(value), dtype=np.uint8).copy()
             self.add(path, torch.from_numpy(data), kind)
@@ -125,23 +126,40 @@ def decoded(
     tree: Any,
     book: Book,
     opened: Opened,
-    existing: Mapping[str, torch.Tensor | Pieces] | None = None,
+    existing: Mapping[str, torch.Tensor | Pieces | npt.NDArray[Any]] | None = None,
 ) -> Any:
-    """A tree's value with its tensors: those that exist in the right shape are filled where they are, others get room. Bytes are read at once."""
+    """A tree's value with its tensors and arrays: those that exist are filled where they are, others get room. Bytes are read at once."""
     known = existing or {}
 
     def fetch(word: str, name: str) -> Any:
         if word == "$bytes":
             book.read.add(name)
             return opened.tensor(name).read().numpy().tobytes()
-        lazy = opened.tensor(name)
-        room = known.get(name)
-        if room is None or tuple(room.shape) != tuple(lazy.shape):
+        own = known.get(name)
+        room = room_in(own) if own is not None else None
+        if room is None:
+            lazy = opened.tensor(name)
             room = torch.empty(lazy.shape, dtype=lazy.dtype)
+            own = room.numpy() if word == "$array" else room
         book.add_stored(name, room, opened.record(name).kind)
-        return room
+        return own
 
     return trees.decode(tree, fetch)
+
+
+def room_in(value: torch.Tensor | Pieces | npt.NDArray[Any]) -> torch.Tensor | Pieces | None:
+    """The same memory as a tensor, to be filled; None of an array that torch cannot have."""
+    if not isinstance(value, np.ndarray):
+        return value
+    try:
+        return torch.from_numpy(value) if value.flags.writeable else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _native(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """As torch can have it: in this machine's order of bytes, without gaps."""
+    return np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
 
 
 def place_of(value: torch.Tensor | Pieces) -> Place | None:

@@ -76,7 +76,8 @@ class Leaves:
             self._found.append((path, bytes(value)))
             return {"$bytes": path}
         elif isinstance(value, np.ndarray) and value.dtype.kind in "buif":
-            value = value.copy()
+            self._found.append((path, value.copy()))
+            return {"$array": path}
         else:
             return None
         self._found.append((path, value))

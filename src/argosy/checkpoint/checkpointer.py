@@ -45,6 +45,7 @@ from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.peers.joining import Joined
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.records import Facts
+from argosy.checkpoint.refusals import Refusals
 from argosy.checkpoint.registry import check_state, parts_of
 from argosy.checkpoint.reports import Reports
 from argosy.checkpoint.retention import Keep
@@ -62,7 +63,6 @@ from argosy.checkpoint.writer.watch import PATIENT_SECONDS, WriterWatch
 from argosy.errors import (
     ArgosyError,
     CheckpointDamaged,
-    ClusterError,
     ConfigError,
     HomeError,
     NotFoundError,
@@ -72,13 +72,6 @@ from argosy.errors import (
 _LOG = logging.getLogger("argosy.checkpoint")
 _REMEMBERED = 16
 """Steps of which it is known when they were begun, for the events that come long after."""
-
-
-class _Hops(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 tells the others before a load."""
-
-    hops: list[Hop] = []
-    error: str = ""
 
 
 class Checkpointer:
@@ -97,6 +90,9 @@ class Checkpointer:
         objects: Objects | None = None,
         peers: Peers | None = None,
     ) -> None:
+        _check_kind("objects", objects, Objects, 'Objects("s3://bucket/prefix")')
+        _check_kind("peers", peers, Peers, "Peers(hosts=…, host=…)")
+        _check_kind("writing", writing, Writing, 'Writing(snapshot="blocking")')
         self.path = Path(directory)
         self._writing = writing or Writing()
         files = self._files = self._writing.files
@@ -172,10 +168,15 @@ class Checkpointer:
         training: the optimizers of the state wait before their next step until it is copied, a writer process does the rest, and what goes wrong is
         raised by the handle or by the next call.
         """
-        begun = time.monotonic()
-        if self._background is not None:
-            self._background.wait() if wait else self._background.raise_failed()
-        facts = self._requested(step, begun, metrics, attachments)
+        begun, number = time.monotonic(), self._group.next_save()
+        try:
+            if self._background is not None:
+                self._background.wait() if wait else self._background.raise_failed()
+            check_state(state)
+            facts = self._requested(step, begun, metrics, attachments)
+        except BaseException as failure:
+            self._group.refuse(number, failure)
+            raise
 
         def gather() -> Book:
             if wait:
@@ -187,7 +188,7 @@ class Checkpointer:
             store = self._opened_store()
             if not wait:
                 handle = SaveHandle(step, path)
-                self._save_beside(facts, state, streams, gather, handle)
+                self._save_beside(facts, state, streams, gather, handle, number)
                 self._schedule.saved(time.monotonic() - begun)
                 return handle
             total = [0]
@@ -197,7 +198,9 @@ class Checkpointer:
                 self._rate,
                 lambda num_bytes: self.reports.advance("written", step, num_bytes, total[0]),
             )
-            data = saving.save_together(store, facts, gather, self._group, settings, self._plans)
+            data = saving.save_together(
+                store, facts, gather, self._group, settings, self._plans, number
+            )
         except BaseException as failure:
             self.reports.say_failed(step, begun, failure)
             raise
@@ -246,6 +249,7 @@ class Checkpointer:
         metrics: Mapping[str, SupportsFloat] | None,
         attachments: Mapping[str, bytes] | None,
     ) -> Facts:
+        names.check_step(step)
         self._senders.raise_failed()
         numbers, files = records.finite(metrics or {}), records.attached(attachments or {})
         self.reports.say("requested", step, begun)
@@ -274,9 +278,9 @@ class Checkpointer:
         streams: bool,
         gather: Callable[[], Book],
         handle: SaveHandle,
+        number: int,
     ) -> None:
         """Begin a save that goes on beside training."""
-        check_state(state)
         store = self._opened_store()
         optimizers = [one for one in state.values() if isinstance(one, torch.optim.Optimizer)]
         guards = Guards(optimizers if self._writing.snapshot != "blocking" else ())
@@ -294,7 +298,8 @@ class Checkpointer:
             captured, gather = None, partial(_raise, failure)
 
         def prepare() -> saving.Prepared:
-            return saving.prepare(store, facts, gather, self._group, self._settings, self._plans)
+            group, settings = self._group, self._settings
+            return saving.prepare(store, facts, gather, group, settings, self._plans, number)
 
         copy = Copy(guards, is_captured=captured is not None)
         self._saves().save(prepare, copy, handle, optimizers)
@@ -328,64 +333,50 @@ class Checkpointer:
         With peers or an object store the newest step of all is taken, from peers' memory before the disk and from the object store last. What cannot
         be used is gone around, with a warning.
         """
+        check_state(state)
+        self._group.met()  # before rank 0 waits for what may take longer than that
         if self._background is not None:
             self._background.wait()
         elif self._group.rank == 0:
             watch = WriterWatch(self.path, self.reports, PATIENT_SECONDS)
             commits.wait_finished(self.path, self._writing.deadline_seconds, watch.look)
-        hops = self._hops(step)
+        hops = self._chain.agreed_hops(step, self._group, self._writing.deadline_seconds)
         if step is not None and len(hops) == 1:
             return self._load_one(hops[0], state, rules, streams)
-        skipped: list[str] = []
+        refusals = Refusals()
         for hop in hops:
-            loaded, why = self._try(hop, state, rules, streams)
+            loaded = self._try(hop, state, rules, streams, refusals)
             if loaded is not None:
-                loaded.skipped = skipped
+                loaded.skipped = refusals.texts
                 return loaded
-            skipped.append(f"step {hop.step}: {why}")
-            where = self._chain.listing_of(hop).where
-            _LOG.warning("step %d of %s cannot be used: %s", hop.step, where, why)
-        if skipped:
-            what = "no checkpoint" if step is None else f"no copy of step {step}"
-            raise CheckpointDamaged(
-                f"{what} of {self.path} can be used; the newest: {skipped[0]}",
-                fix="get a copy from elsewhere; the state may be partly overwritten",
-            )
+        if refusals.texts:
+            raise refusals.error(self.path, step)
         return None
 
-    def _hops(self, step: int | None) -> list[Hop]:
-        """Newest first, as rank 0 sees them: a listing may differ from host to host."""
-        if step is not None and self._chain.is_disk_alone:
-            return [Hop(step)]
-        found, failure = _Hops(), None
-        if self._group.rank == 0:
-            try:
-                found = _Hops(hops=self._chain.hops(step))
-            except ArgosyError as caught:
-                failure, found = caught, _Hops(error=caught.what)
-        said = self._group.agree(msgspec.json.encode(found))
-        if failure is not None:
-            raise failure
-        found = msgspec.json.decode(said[0], type=_Hops)
-        if found.error:
-            raise ClusterError(f"rank 0: {found.error}", fix="see rank 0's own error")
-        return found.hops
-
     def _try(
-        self, hop: Hop, state: Mapping[str, Any], rules: Rules | None, streams: bool
-    ) -> tuple[Loaded | None, str]:
-        """Load one; it counts when every rank has it whole, so that all of them resume from the same step."""
-        loaded, why = None, ""
+        self,
+        hop: Hop,
+        state: Mapping[str, Any],
+        rules: Rules | None,
+        streams: bool,
+        refusals: Refusals,
+    ) -> Loaded | None:
+        """Load one, or say why not; it counts when every rank has it whole, so that all of them resume from the same step."""
+        loaded: Loaded | None = None
+        own: ArgosyError | None = None
         try:
             loaded = self._load_one(hop, state, rules, streams)
         except (CheckpointDamaged, NotFoundError, ConfigError, HomeError, TimedOut) as failure:
-            why = failure.what
+            own = failure
             if isinstance(failure, CheckpointDamaged) and hop.source == "disk":
                 self.catalogue.mark_damaged(hop.step)
-        for rank, said in enumerate(self._group.agree(why.encode())):
+        for rank, said in enumerate(self._group.agree((own.what if own else "").encode())):
             if said:
-                return None, f"rank {rank}: {said.decode()}" if self._group.size > 1 else why
-        return loaded, why
+                whose = f"rank {rank}: " if self._group.size > 1 else ""
+                where = self._chain.listing_of(hop).where
+                refusals.add(hop.step, where, whose + said.decode(), own)
+                return None
+        return loaded
 
     def open(self, step: int | None = None) -> Opened:
         """A checkpoint to look into; the newest that opens unless told."""
@@ -516,10 +507,10 @@ class Checkpointer:
     def _lock(self) -> None:
         """One process of the group holds the lock for all of them."""
         if self._group.rank == 0 and not self._opened_store().is_locked:
+            session, seconds = self._group.session, self._writing.deadline_seconds
             watch = WriterWatch(self.path, self.reports, PATIENT_SECONDS)
-            seconds = self._writing.deadline_seconds
             self._opened_store().lock(self._run, patience_seconds=seconds, look=watch.look)
-            self._opened_store().sweep(keep=self._group.session)
+            self._opened_store().sweep(keep=session)
             if self.session is not None:
                 self.session.begin()
             if self._joined is not None:
@@ -585,3 +576,8 @@ class Checkpointer:
 
 def _raise(failure: BaseException) -> NoReturn:
     raise failure
+
+
+def _check_kind(name: str, value: object, kind: type, example: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{name} = {value!r} is no {kind.__name__}", fix=f"give {example}")

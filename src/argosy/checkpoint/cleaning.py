@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from argosy.checkpoint import changes, collection, names, retention
 from argosy.checkpoint.commits import Store
+from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.listings import Listing, Report
 from argosy.checkpoint.retention import Keep, Known, Removal
 from argosy.errors import ArgosyError, CheckpointDamaged
@@ -36,16 +37,19 @@ class Cleaned:
 
 
 def survey(listing: Listing, held: Collection[int] = ()) -> tuple[list[Known], list[str]]:
-    """The facts that retention goes by, and the checkpoints that cannot be read: those are left alone. Held steps count as pinned."""
+    """The facts that retention goes by, and what is wrong with checkpoints; those whose manifest cannot be read are left alone. Held steps count as pinned."""
     pins = {*listing.pins(), *held}
     known, odd = [], []
     for step in listing.steps():
         try:
             with listing.folder(step) as folder:
                 manifest = folder.manifest
+                fault = _fault_of(listing, folder)
         except ArgosyError as failure:
             odd.append(f"step {step}: {failure.what}")
             continue
+        if fault:
+            odd.append(f"step {step}: {fault}")
         known.append(
             Known(
                 step=step,
@@ -54,9 +58,20 @@ def survey(listing: Listing, held: Collection[int] = ()) -> tuple[list[Known], l
                 metrics=manifest.metrics,
                 is_pinned=step in pins,
                 needs=collection.needs_of(manifest),
+                is_damaged=bool(fault),
             )
         )
     return known, odd
+
+
+def _fault_of(listing: Listing, folder: Folder) -> str:
+    """Why a checkpoint is not whole, as far as that is known without reading it."""
+    try:
+        folder.check_files()
+    except CheckpointDamaged as failure:
+        return failure.what
+    is_marked = (listing.path / names.damaged_name(folder.step)).exists()
+    return "it was read before, and was damaged" if is_marked else ""
 
 
 def clean(
@@ -111,10 +126,13 @@ def _prove(
     """The newest whose every byte is right."""
     for one in sorted(known, key=lambda one: -one.step):
         report = verify(one.step)
+        mark = listing.path / names.damaged_name(one.step)
         if report.is_good:
+            mark.unlink(missing_ok=True)
             return one.step
-        damaged.append(f"step {one.step}: {report.faults[0]}")
-        (listing.path / names.damaged_name(one.step)).touch()
+        if not one.is_damaged:
+            damaged.append(f"step {one.step}: {report.faults[0]}")
+        mark.touch()
         _LOG.warning("step %d is damaged and not counted: %s", one.step, report.faults[0])
     return None
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from argosy.checkpoint import checksums, directio, names, tables
 from argosy.checkpoint.directio import FILES, Files
+from argosy.checkpoint.lives import is_alive
 from argosy.checkpoint.manifests import FileRecord
 from argosy.checkpoint.names import Kind
 from argosy.errors import ConfigError, HomeError
@@ -81,10 +82,10 @@ class Store:
         if not _locked(found, fcntl.LOCK_EX, patience_seconds, look):
             holder = _describe_holder(os.pread(found, 4096, 0))
             os.close(found)
-            raise ConfigError(
-                f"{self.path} is being saved into by {holder}",
-                fix="give each run a checkpoint directory of its own, or end the other run",
-            )
+            fix = "give each run a checkpoint directory of its own, or end the other run"
+            if os.environ.get("WORLD_SIZE", "1") != "1":
+                fix += "; ranks of one run save together when it is made after init_process_group"
+            raise ConfigError(f"{self.path} is being saved into by {holder}", fix=fix)
         said = {"pid": os.getpid(), "host": socket.gethostname(), "run": owner}
         os.ftruncate(found, 0)
         os.pwrite(found, json.dumps(said).encode(), 0)
@@ -292,11 +293,6 @@ def _is_left_behind(descriptor: int) -> bool:
     """Whether the session that locked the store was of this host and is dead."""
     try:
         said = json.loads(os.pread(descriptor, 4096, 0))
-        if said["host"] != socket.gethostname():
-            return False
-        os.kill(said["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, KeyError, TypeError, OverflowError, PermissionError):
-        pass
-    return False
+        return said["host"] == socket.gethostname() and not is_alive(int(said["pid"]))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return False

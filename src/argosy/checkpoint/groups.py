@@ -13,7 +13,7 @@ import torch.distributed as dist
 from argosy.checkpoint import meetings
 from argosy.checkpoint.boards import Group, Met, StoreBoard
 from argosy.checkpoint.neighbours import Neighbours, this_host
-from argosy.errors import ClusterError
+from argosy.errors import ClusterError, ConfigError
 
 _count = itertools.count()
 
@@ -28,7 +28,11 @@ def of_process(seconds: float = 600.0) -> Group:
 
 def _meet(number: int, seconds: float) -> Met:
     group = dist.group.WORLD
-    assert group is not None
+    if group is None:
+        raise ConfigError(
+            "the process group with which the Checkpointer was made is gone",
+            fix="close it before dist.destroy_process_group(), or make one after that",
+        )
     store = group.get_group_store()
     hall = StoreBoard(store, f"argosy.checkpoint/{number}")
     try:

@@ -10,6 +10,7 @@ import ctypes
 import io
 import math
 import os
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,15 +50,19 @@ MOST_ATTACHED_BYTES = 64 << 20
 _METADATA = ".metadata"
 _WRITERS = 2
 _WRAPPINGS = ("module.", "_orig_mod.")
-# The standard library's error of unpickling, as torch raises it; this program imports no such module itself.
+# What torch raises over bytes that are none of its own. The standard library's error of unpickling comes from there: this program imports no such module itself.
 _UNREADABLE: tuple[type[Exception], ...] = (
     vars(torch.serialization)["pickle"].UnpicklingError,
     RuntimeError,
     ValueError,
     EOFError,
-    KeyError,
+    LookupError,
     TypeError,
+    AttributeError,
+    AssertionError,
 )
+_COLOURS = re.compile(r"\x1b?\[\d+m")
+"""That torch puts into its texts for a terminal."""
 
 
 def form_of(source: Path) -> Form:
@@ -210,9 +215,11 @@ def _load_weights(source: Any, what: str) -> Any:
 
 
 def _refused(what: str, failure: Exception) -> ConfigError:
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    text = _COLOURS.sub("", str(failure))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     # What torch says first is how to run whatever the file names; why it did not comes behind it.
-    told = [line for line in lines if "weights_only" not in line and not line.startswith("(")]
+    advice = ("weights_only", "Weights only load failed")
+    told = [line for line in lines if not (line.startswith("(") or any(a in line for a in advice))]
     first = f"{type(failure).__name__}: {(told or ['unreadable'])[0]}"
     return ConfigError(
         f"{what} cannot be read weights-only: {first[:200]}",

@@ -204,4 +204,5 @@ def check_header(folder: Folder, name: str) -> None:
 
 def _listed(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-5:]))
-    return f"{shown} and {len(steps) - 5} older ones" if len(steps) > 5 else shown
+    older = len(steps) - 5
+    return f"{shown} and {older} older" if older > 0 else shown

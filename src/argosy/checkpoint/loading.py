@@ -73,7 +73,7 @@ class Loaded:
     step: int
     where: str = ""
     """The directory or the address that it came from."""
-    values: dict[str, Any]
+    values: dict[str, Any] = field(repr=False)
     """What each key of the state has become; numbers and texts are found here alone."""
     missing: list[str] = field(default_factory=list)
     """Values and tensors of the state that the checkpoint lacks."""

@@ -160,7 +160,9 @@ def _check_preface(data: bytes, what: str, is_whole: bool) -> None:
             fix=f"read it with the program that wrote it or a newer one ({preface.writer or 'unknown'})",
         )
     if not is_whole:
-        raise _damaged(what, "does not have the checksum it was written with")
+        raise _damaged(
+            f"{names.MANIFEST} of {what}", "does not have the checksum it was written with"
+        )
     if preface.format != names.FORMAT or preface.version < 1:
         raise _damaged(what, f"is no manifest of a checkpoint ({preface.format!r})")
 

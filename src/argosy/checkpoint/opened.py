@@ -41,7 +41,9 @@ class Opened(Folder):
 
         def fetch(word: str, name: str) -> Any:
             tensor = self.tensor(name).read()
-            return tensor.numpy().tobytes() if word == "$bytes" else tensor
+            if word == "$tensor":
+                return tensor
+            return tensor.numpy().tobytes() if word == "$bytes" else tensor.numpy()
 
         return trees.decode(found[key], fetch)
 

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import msgspec
 
@@ -58,9 +58,15 @@ def _number(name: str, value: SupportsFloat) -> float:
         ) from None
 
 
-def attached(files: Mapping[str, bytes]) -> dict[str, bytes]:
+def attached(files: Any) -> dict[str, bytes]:
     """Whatever can stand beside the data; refused before anything is written."""
+    if not isinstance(files, Mapping):
+        raise ConfigError(
+            f"attachments are a {type(files).__name__}", fix='give files by name: {"x.json": data}'
+        )
     for name, data in files.items():
+        if not isinstance(name, str) or not names.is_attachment(name):
+            raise _not_attachable(name)
         if not isinstance(data, bytes):
             raise ConfigError(
                 f"the attachment {name!r} is {type(data).__name__}, not bytes",
@@ -69,7 +75,7 @@ def attached(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return dict(files)
 
 
-def not_attachable(name: str) -> ConfigError:
+def _not_attachable(name: object) -> ConfigError:
     """It cannot lie in a checkpoint under that name."""
     return ConfigError(f"a file cannot be attached as {name!r}", fix="use another name")
 
@@ -107,7 +113,7 @@ def commit(staging: Staging, outline: Outline, written: Sequence[Written]) -> by
     small = write_small(staging, outline.image, outline.values)
     for name, data in facts.attachments.items():
         if name in small or not names.is_attachment(name):
-            raise not_attachable(name)
+            raise _not_attachable(name)
         small[name] = staging.write_file(name, data, "extra")
     manifest = manifest_of(outline, written, small)
     if not facts.signing_key:

@@ -12,15 +12,16 @@ from collections.abc import Mapping, MutableMapping, MutableSequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from argosy.checkpoint import streams, trees
-from argosy.checkpoint.books import Book, Part, decoded
+from argosy.checkpoint.books import Book, Part, decoded, room_in
 from argosy.checkpoint.captures import Later, Leaves, Taken
 from argosy.checkpoint.modules import ModuleState
 from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.optimizers import OptimizerState
-from argosy.errors import ConfigError
+from argosy.errors import CheckpointDamaged, ConfigError, MismatchError
 from argosy.move.placements import Pieces
 
 _LOG = logging.getLogger("argosy.checkpoint")
@@ -66,12 +67,12 @@ class TreeState:
         """Decoded; tensors that are there already are filled where they are, in whatever layout."""
         if self._is_per_rank:
             tree = self._own_of(tree, book.rank, opened)
-        if isinstance(self._value, (torch.Tensor, Pieces)):
+        if isinstance(self._value, (torch.Tensor, Pieces, np.ndarray)):
             if tree is not None:
-                book.add_stored(tree["$tensor"], self._value, "extra")
+                book.add_stored(self._name_in(tree), self._room(), "extra")
             self._loaded = self._value
             return
-        existing = _tensors_in(self._value, self._path(book.rank))
+        existing = _tensors_in(self._value, self._path(book.rank), opened)
         self._loaded = decoded(tree, book, opened, existing)
 
     def finish(self) -> Any:
@@ -80,13 +81,33 @@ class TreeState:
         if loaded is None or value is loaded:
             return loaded
         if _has_state(value):
-            _give_state(value, loaded)
+            _give_state(self._key, value, loaded)
         elif isinstance(value, MutableMapping) and isinstance(loaded, Mapping):
             value.clear()
             value.update(loaded)
         elif isinstance(value, MutableSequence) and isinstance(loaded, list):
             value[:] = loaded
         return loaded
+
+    def _room(self) -> torch.Tensor | Pieces:
+        room = room_in(self._value)
+        if room is None:
+            raise ConfigError(
+                f"the array under {self._key!r} cannot be filled",
+                fix="give one that is writable and in this machine's order of bytes",
+            )
+        return room
+
+    def _name_in(self, tree: Any) -> str:
+        """Under which a tensor or an array was saved."""
+        if isinstance(tree, dict) and len(tree) == 1:
+            ((word, name),) = tree.items()
+            if word in ("$tensor", "$array") and isinstance(name, str):
+                return name
+        raise MismatchError(
+            f"{self._key!r} is a tensor in the state, and none in the checkpoint",
+            fix="load it under another key, or without it",
+        )
 
     def _own_of(self, tree: Any, rank: int, opened: Opened) -> Any:
         name = f"rank-{rank:05d}"
@@ -107,6 +128,10 @@ class TreeState:
         return book.own_values if self._is_per_rank else book.values
 
 
+_NO_STATE = (TypeError, ValueError, LookupError, AttributeError, RuntimeError)
+"""What random streams raise over a state that is none of theirs."""
+
+
 class StreamsState(TreeState):
     """The process's own random streams."""
 
@@ -115,6 +140,16 @@ class StreamsState(TreeState):
 
     def __init__(self) -> None:
         super().__init__(STREAMS, streams.Process(), is_per_rank=True)
+
+    def finish(self) -> Any:
+        """Given back; those that make no sense are no fault of whoever loads them."""
+        try:
+            return super().finish()
+        except _NO_STATE as failure:
+            raise CheckpointDamaged(
+                f"the random streams that were saved make no sense: {failure}",
+                fix="load with streams=False, or another checkpoint",
+            )
 
     def take(self, taken: Taken) -> Later:
         """Their states are copies already: they are encoded later."""
@@ -148,7 +183,10 @@ def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str
     later: dict[str, Part] = {}
     for key, value in state.items():
         if not _is_plain(key):
-            raise ConfigError(f"the key {key!r} cannot be used", fix="use plain names without a /")
+            fix = "use plain names without a /"
+            if key == STREAMS:
+                fix = "use another: the process's own random streams are saved under it"
+            raise ConfigError(f"the key {key!r} cannot be used", fix=fix)
         if isinstance(value, torch.nn.Module):
             found[key] = ModuleState(key, value)
         elif isinstance(value, torch.optim.Optimizer):
@@ -165,13 +203,21 @@ def parts_of(state: Mapping[str, Any], *, with_streams: bool = True) -> dict[str
     return found
 
 
-def _tensors_in(value: Any, path: str) -> dict[str, torch.Tensor | Pieces]:
-    """The tensors that a value holds now, by the names they would be saved under."""
-    found: dict[str, torch.Tensor | Pieces] = {}
+def _tensors_in(
+    value: Any, path: str, opened: Opened
+) -> dict[str, torch.Tensor | Pieces | npt.NDArray[Any]]:
+    """The tensors and arrays that a value holds now, by the names they would be saved under: those that can be filled.
+
+    What is empty may be given another shape, and so may what belongs to an object, which says itself what it takes.
+    """
+    found: dict[str, torch.Tensor | Pieces | npt.NDArray[Any]] = {}
+    is_object, stored = _has_state(value), set(opened.names())
 
     def store(at: str, leaf: Any) -> dict[str, Any]:
-        if isinstance(leaf, (torch.Tensor, Pieces)):
-            found[at] = leaf
+        if isinstance(leaf, (torch.Tensor, Pieces, np.ndarray)):
+            is_free = (is_object or 0 in leaf.shape) and at in stored
+            if not is_free or tuple(opened.tensor(at).shape) == tuple(leaf.shape):
+                found[at] = leaf
         return {}
 
     if not isinstance(value, (torch.Generator, np.random.Generator, random.Random)):
@@ -190,8 +236,14 @@ def _state_of(value: Any) -> Any:
     return value.state_dict() if _has_state(value) else value
 
 
-def _give_state(value: Any, loaded: Any) -> None:
-    if isinstance(value, (torch.Generator, np.random.Generator, random.Random)):
-        streams.give_state(value, loaded)
-    else:
+def _give_state(key: str, value: Any, loaded: Any) -> None:
+    if not isinstance(value, (torch.Generator, np.random.Generator, random.Random)):
         value.load_state_dict(loaded)
+        return
+    try:
+        streams.give_state(value, loaded)
+    except _NO_STATE as failure:
+        raise MismatchError(
+            f"what was saved under {key!r} is no state of this generator: {failure}",
+            fix="give one of the kind that was saved",
+        )

@@ -23,7 +23,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     last: int | None = None
-    """The newest n."""
+    """The newest n that are not known to be damaged, and what lies between them."""
     every: int | None = None
     """Steps that n divides."""
     best: str | None = None
@@ -45,6 +45,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     is_pinned: bool = False
     needs: tuple[int, ...] = ()
     """Steps in whose directories some of its files lie."""
+    is_damaged: bool = False
+    """Whether it is known not to be whole: then no rule counts it."""
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,34 +100,45 @@ def plan(
     proven = max((one.step for one in steps if one.step in verified), default=None)
     if proven is None:
         return []
+    # What is newer than the newest that is whole is not.
+    whole = [
+        one for one in steps if one.step == proven or (one.step < proven and not one.is_damaged)
+    ]
     held = {one.step for one in steps if one.is_pinned or one.step >= proven}
     needs = {one.step: one.needs for one in steps}
-    wanted = _wanted(steps, keep, now)
+    wanted = _wanted(steps, whole, keep)
     going = {one.step: "no rule keeps it" for one in steps if one.step not in wanted}
     if keep.expire_seconds is not None:
         limit = now - keep.expire_seconds
-        latest = {one.step for one in steps[-(keep.last or 1) :]}
+        latest = _latest(whole, keep.last or 1)
         for one in steps:
-            if one.saved_at < limit and one.step not in latest:
+            if one.saved_at < limit and one.step < latest:
                 going[one.step] = "it has expired"
     live = mark({one.step for one in steps if one.step not in going} | held, needs)
     gone = [one for one in steps if one.step not in live]
     found = {one.step: going[one.step] for one in gone}
     short = keep.free_bytes - free_bytes - sum(one.num_bytes for one in gone)
     if short > 0:
-        found |= _freed(steps, keep, held, set(found), short)
+        treasured = {one.step for one in best(whole, keep)}
+        found |= _freed(steps, treasured, held, set(found), short)
     return [Removal(step=step, why=found[step]) for step in sorted(found)]
 
 
-def _wanted(steps: Sequence[Known], keep: Keep, now: float) -> set[int]:
+def _wanted(steps: Sequence[Known], whole: Sequence[Known], keep: Keep) -> set[int]:
     if keep.last is None and keep.every is None and keep.best is None:
         return {one.step for one in steps}
     found: set[int] = set()
     if keep.last is not None:
-        found |= {one.step for one in steps[-keep.last :]}
+        latest = _latest(whole, keep.last)
+        found |= {one.step for one in steps if one.step >= latest}
     if keep.every is not None:
         found |= {one.step for one in steps if one.step % keep.every == 0}
-    return found | {one.step for one in best(steps, keep)}
+    return found | {one.step for one in best(whole, keep)}
+
+
+def _latest(whole: Sequence[Known], count: int) -> int:
+    """The first of the newest so many."""
+    return whole[-count:][0].step
 
 
 def best(known: Sequence[Known], keep: Keep) -> list[Known]:
@@ -142,10 +155,9 @@ def best(known: Sequence[Known], keep: Keep) -> list[Known]:
 
 
 def _freed(
-    steps: Sequence[Known], keep: Keep, held: set[int], gone: set[int], short: int
+    steps: Sequence[Known], treasured: set[int], held: set[int], gone: set[int], short: int
 ) -> dict[int, str]:
     """More that go because the disk is nearly full: the oldest first, the best last."""
-    treasured = {one.step for one in best(steps, keep)}
     order = sorted(steps, key=lambda one: (one.step in treasured, one.step))
     needs = {one.step: one.needs for one in steps}
     found: dict[int, str] = {}

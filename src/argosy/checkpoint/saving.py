@@ -24,7 +24,7 @@ from argosy.checkpoint import (
     together,
     votes,
 )
-from argosy.checkpoint.boards import FileBoard, Group
+from argosy.checkpoint.boards import FileBoard, Group, PartnerFailed, PartnerRefused
 from argosy.checkpoint.books import Book
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.gathering import TensorSource
@@ -77,12 +77,13 @@ def save_together(
     group: Group,
     settings: Settings,
     plans: Plans | None = None,
+    number: int = 0,
 ) -> bytes | None:
     """With the other members of a group, who all call it; the manifest's bytes on the rank that commits, None elsewhere.
 
-    `gather` may fail: the others are then told why.
+    `gather` may fail: the others are then told why. `number`: as of Group.next_save, if it was asked for before.
     """
-    prepared = prepare(store, facts, gather, group, settings, plans)
+    prepared = prepare(store, facts, gather, group, settings, plans, number)
     staging, outline = prepared.staging, prepared.outline
     source = TensorSource(outline.image, prepared.book.entries)
     try:
@@ -99,11 +100,21 @@ def prepare(
     group: Group,
     settings: Settings,
     plans: Plans | None = None,
+    number: int = 0,
 ) -> Prepared:
     """Plan a save with the other members of the group, up to the first byte."""
     # Alone, nobody need be told: then the store is locked and swept before anything is made in it.
     early = gather() if group.is_alone else None
-    staging = store.stage(facts.step, group.next_nonce())
+    number = number or group.next_save()
+    try:
+        if group.rank != 0:  # it takes away what others may have made
+            group.check_refused(number)
+        staging = store.stage(facts.step, f"{group.session}-{number}")
+    except PartnerRefused:
+        raise
+    except BaseException as failure:
+        group.refuse(number, failure)
+        raise
     try:
         mine = said_by(group.rank, facts, book := early or gather())
         if group.rank == 0:
@@ -112,7 +123,9 @@ def prepare(
         said = [mine]
         if not group.is_alone:
             board = FileBoard(staging.path)
-            told = boards.exchange(board, votes.SAID, votes.encode(mine), group)
+            told = boards.exchange(
+                board, votes.SAID, votes.encode(mine), group, lambda _: group.check_refused(number)
+            )
             said = votes.decode_said(told)
         common = votes.merge(said)
         # Ranks may hear at different times what has become durable; what is linked must be the same for all.
@@ -122,7 +135,17 @@ def prepare(
             needed = _least_bytes(image, facts)
             directio.check_space(settings.files, staging.fd, needed, f"step {facts.step}")
         outline = records.outline_of(facts, image, common)
+    except PartnerFailed as failure:
+        # Whatever made it end here: of a save that somebody has refused nothing is left to be cleared up by rank 0.
+        refusal = group.refusal(number)
+        if refusal is None:
+            together.give_up(staging, group, failure)
+            raise
+        staging.abandon()
+        raise refusal
     except BaseException as failure:
+        # Those that have not come yet will not find the directory any more.
+        group.refuse(number, failure)
         together.give_up(staging, group, failure)
         raise
     return Prepared(staging=staging, outline=outline, duties=duties, book=book)

@@ -28,6 +28,10 @@ _ALGORITHM = "ed25519"
 _MOST_BYTES = 4096
 
 
+class NotTrusted(CheckpointDamaged):
+    """Nobody whose key was given has signed it; it may be whole all the same."""
+
+
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
     """MANIFEST.sig."""
 
@@ -105,9 +109,9 @@ def check_manifest(folder: Folder, keys: Sequence[bytes]) -> None:
     library, _ = _library()
     raw = _bytes(said.key, what)
     if said.algorithm != _ALGORITHM or raw not in keys:
-        raise CheckpointDamaged(
+        raise NotTrusted(
             f"{what} is signed by a key that is not trusted",
-            fix="give its public key, or take another",
+            fix="trust the public key that belongs to the one it was signed with",
         )
     try:
         signature = _bytes(said.signature, what)
@@ -172,7 +176,9 @@ def _digest(stored: Stored, files: Files) -> str:
 def _read(folder: Folder, what: str) -> Signature:
     data = folder.place.read_small(names.SIGNATURE, _MOST_BYTES)
     if data is None:
-        raise CheckpointDamaged(f"{what} is not signed", fix="use a signed checkpoint")
+        raise NotTrusted(
+            f"{what} is not signed", fix="load it without trust(…), or use one that was signed"
+        )
     try:
         return msgspec.json.decode(data, type=Signature)
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
@@ -206,7 +212,7 @@ def _library() -> tuple[Any, Any]:
     except ImportError:
         raise ConfigError(
             "signatures need the package `cryptography`",
-            fix="pip install 'argosy[signatures]'",
+            fix="pip install '.[signatures]' in the clone",
         )
     return ed25519, serialization
 

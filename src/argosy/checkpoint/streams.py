@@ -113,6 +113,6 @@ def _plain(state: Any) -> Any:
 def _rich(state: Any) -> Any:
     if isinstance(state, dict):
         if set(state) == {"array", "dtype"}:
-            return state["array"].numpy().astype(state["dtype"])
+            return np.asarray(state["array"]).astype(state["dtype"])
         return {key: _rich(value) for key, value in state.items()}
     return state.numpy() if isinstance(state, torch.Tensor) else state

@@ -23,7 +23,7 @@ from argosy.checkpoint.shares import Duty
 from argosy.checkpoint.sources import Source
 from argosy.checkpoint.tables import Written
 from argosy.checkpoint.votes import Vote
-from argosy.errors import TimedOut
+from argosy.errors import ArgosyError, TimedOut
 
 _FAREWELL_SECONDS = 2.0
 
@@ -131,7 +131,7 @@ def give_up(staging: Staging, group: Group, failure: BaseException) -> None:
         boards.tell_failure(board, group, failure)
         if group.rank == 0:
             boards.wait_all_failed(board, group, failure, _FAREWELL_SECONDS)
-    except (OSError, boards.PartnerFailed):
+    except (OSError, ArgosyError):
         pass  # the directory is gone or the disk is: the others find that out by themselves
     if group.rank == 0:
         staging.abandon()

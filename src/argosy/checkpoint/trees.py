@@ -19,10 +19,10 @@ from argosy.errors import CheckpointDamaged, ConfigError
 Store = Callable[[str, Any], "dict[str, Any] | None"]
 """(path, value) → what stands for a value that is stored elsewhere; None for one that is not its business."""
 Fetch = Callable[[str, str], Any]
-"""("$tensor" or "$bytes", name) → the value."""
+"""("$tensor", "$array" or "$bytes", name) → the value."""
 
 _PLAIN = (str, bool, int, type(None))
-_NAMED = ("$tensor", "$bytes")
+_NAMED = ("$tensor", "$array", "$bytes")
 
 
 def encode(value: Any, store: Store, path: str = "", depth: int = 0) -> Any:

@@ -76,14 +76,16 @@ def _row(listing: Listing, step: int, pins: dict[int, str]) -> dict[str, Any]:
     try:
         with listing.folder(step) as folder:
             manifest = folder.manifest
+            row |= {
+                "saved_at": manifest.saved_at,
+                "bytes": sum(record.size for record in manifest.files.values()),
+                "own_bytes": collection.own_bytes(manifest),
+                "metrics": manifest.metrics,
+            }
+            folder.check_files()
     except ArgosyError as failure:
-        return row | {"fault": failure.what}
-    return row | {
-        "saved_at": manifest.saved_at,
-        "bytes": sum(record.size for record in manifest.files.values()),
-        "own_bytes": collection.own_bytes(manifest),
-        "metrics": manifest.metrics,
-    }
+        row["fault"] = failure.what
+    return row
 
 
 def _metrics(metrics: dict[str, float | None]) -> str:
@@ -95,7 +97,7 @@ def _metrics(metrics: dict[str, float | None]) -> str:
 
 def _remark(row: dict[str, Any]) -> str:
     if row["fault"]:
-        return f"cannot be opened: {row['fault']}"
+        return f"cannot be used: {row['fault']}"
     return f"pinned: {row['pinned'] or 'without a reason'}" if row["pinned"] is not None else ""
 
 
@@ -159,31 +161,36 @@ def verify(arguments: Arguments) -> int:
         listing.steps() if arguments.get("all") else [newest_of(listing) if step is None else step]
     )
     keys = [signatures.read_public(Path(one)) for one in arguments.get("key", [])]
-    reports = []
+    reports, untrusted = [], set[int]()
     for one in steps:
         with byte_bar(f"verifying step {one}", bytes_of(listing, one)) as progress:
             report = listing.verify(one, progress=progress)
-        if keys and report.is_good:
-            _check_signature(listing, one, keys, report)
+        if keys and report.is_good and not _is_trusted(listing, one, keys, report):
+            untrusted.add(one)
         reports.append(report)
     told = [{**msgspec.to_builtins(report), "is_good": report.is_good} for report in reports]
     if arguments.get("json"):
         print(json.dumps({"store": listing.where, "checkpoints": told}))
     else:
         for report in reports:
-            verdict = f"whole, {size(report.bytes_read)} read" if report.is_good else "damaged"
-            print(f"step {report.step}: {verdict}")
+            is_whole = report.is_good or report.step in untrusted
+            verdict = f"whole, {size(report.bytes_read)} read" if is_whole else "damaged"
+            trust = ", but not to be trusted" if report.step in untrusted else ""
+            print(f"step {report.step}: {verdict}{trust}")
             for fault in report.faults:
                 print(f"  {fault}")
     return 0 if all(report.is_good for report in reports) else CheckpointDamaged.exit_code
 
 
-def _check_signature(listing: Listing, step: int, keys: list[bytes], report: Report) -> None:
+def _is_trusted(listing: Listing, step: int, keys: list[bytes], report: Report) -> bool:
+    """Whether it is what one of the keys has signed; why not goes into the report."""
     try:
         with listing.folder(step) as folder:
             signatures.check(folder, keys)
     except ArgosyError as failure:
         report.faults.append(failure.what)
+        return False
+    return True
 
 
 def diff(arguments: Arguments) -> int:
@@ -333,7 +340,7 @@ def _tell_cleaned(cleaned: Cleaned, is_dry: bool) -> None:
     for one in cleaned.removed:
         print(f"step {one.step}: {would}: {one.why}")
     for text in cleaned.damaged:
-        print(f"left alone: {text}")
+        print(f"not counted: {text}")
     print(
         f"{count(len(cleaned.removed), 'checkpoint')} {would}, {size(cleaned.freed_bytes)}"
         + (

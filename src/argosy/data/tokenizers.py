@@ -139,5 +139,5 @@ def _import_library(name: str) -> Any:
     except ImportError:
         raise ConfigError(
             f"tokenizer {name!r} needs the package tokenizers, which is not installed",
-            fix="pip install 'argosy[tokenizers]', or use --tokenizer bytes",
+            fix="pip install '.[tokenizers]' in the clone, or use --tokenizer bytes",
         )

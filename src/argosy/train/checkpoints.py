@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from argosy.checkpoint import names, records, retention
+from argosy.checkpoint import records, retention
 from argosy.checkpoint.deliveries import Writing
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.retention import Keep
@@ -43,14 +43,7 @@ class Checkpoints:
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"checkpoints every {self.seconds} seconds", fix="give seconds")
         retention.check(self.keep)
-        if not isinstance(self.attachments, Mapping):
-            raise ConfigError(
-                f"attachments = {self.attachments!r}", fix='give files by name: {"x.json": data}'
-            )
         records.attached(self.attachments)
-        for name in self.attachments:
-            if not names.is_attachment(name):
-                raise records.not_attachable(name)
 
 
 def attachments_of(policy: Checkpoints | None, model: object) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def held(arena):
     descriptor = os.open(f"/proc/self/fd/{arena.fileno()}", os.O_RDWR | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
+
+
+def held_soon(arena):
+    """The same when a process that was just killed has let go."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return held(arena)
+        except BlockingIOError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_what_was_lent_and_what_lies_elsewhere_is_saved_as_it_is(tmp_path, arena):
@@ -364,6 +376,27 @@ def test_a_writer_that_is_silent_and_does_not_answer_is_killed_and_gives_back_wh
             handle.wait(timeout=60)
         os.close(held(arena))
     assert client.end_hung(tmp_path) == 0
+
+
+def test_a_writer_that_hangs_before_it_has_a_job_is_killed_and_gives_back_what_it_was_given(
+    tmp_path, arena, monkeypatch
+):
+    x = large(arena, 1)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save_lent(1, {"x": x}, loan_of(arena)).wait(timeout=60)
+        pid = checkpointer._deliveries.writer.writer_pid
+        os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(client, "_START_SECONDS", 1.0)
+        hold = held(arena)
+        handle = checkpointer.save_lent(2, {"x": x}, loan_of(arena, hold))
+        os.close(hold)
+        with pytest.raises(WriterLost, match=f"{pid} did not answer: it was killed"):
+            handle.wait(timeout=60)
+        monkeypatch.undo()
+        os.close(held_soon(arena))
+        checkpointer.save_lent(3, {"x": x}, loan_of(arena)).wait(timeout=60)
+        assert checkpointer.steps() == [1, 3]
+    assert wait_gone(tmp_path, 10)
 
 
 def test_one_that_accepts_nobody_any_more_hangs_too_and_its_number_is_not_guessed(tmp_path):

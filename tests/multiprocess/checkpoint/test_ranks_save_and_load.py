@@ -1,6 +1,8 @@
 """Several processes save one checkpoint and load it in other layouts; deaths and refusals end in errors, never in a half one."""
 
+import errno
 import os
+import re
 import signal
 
 import pytest
@@ -11,6 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
 from argosy.checkpoint import Checkpointer, PerRank, Writing, groups
+from argosy.checkpoint.boards import FileBoard
+from argosy.checkpoint.directio import disk_error
 from argosy.checkpoint.writer.client import wait_gone
 from argosy.errors import ArgosyError
 from argosy.move.placements import Pieces
@@ -196,13 +200,99 @@ def test_a_rank_that_refuses_or_dies_ends_the_save_for_all_and_leaves_nothing(
     results = ranks(3, body)
     assert results[2] == {"status": 9}
     first, second, third, fourth = results[0]["result"]
-    assert first.startswith("PartnerFailed: rank 1 has failed: x is a object")
+    assert re.match(r"Partner\w+: rank 1 has failed: x is a object", first)
     assert results[1]["result"][0].startswith("ConfigError: x is a object")
     assert "differs between rank 0 and rank 1" in second
     assert third == "saved"
     assert "ranks [2] have not said" in fourth
     assert wait_gone(path, 10)
     assert sorted(os.listdir(path)) == [".sessions", ".writer", "step-000000003"]
+
+
+@pytest.mark.parametrize("is_beside", [False, True], ids=["waiting", "beside training"])
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_save_that_one_rank_refuses_before_it_begins_fails_for_all_and_the_next_one_does_not(
+    ranks, tmp_path, is_beside, refusing
+):
+    path = tmp_path / "store"
+
+    def body(rank):
+        said = []
+        checkpointer = Checkpointer(path, group=groups.of_process(seconds=30))
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = {"model": model, "optimizer": optimizer}
+        for step in range(1, 6):
+            is_refused = step in (1, 3) and rank == refusing
+            metrics = {"loss": "low" if is_refused else 1.0}
+            try:
+                if is_beside:
+                    handle = checkpointer.save(step, state, metrics=metrics, wait=False)
+                    optimizer.step()
+                    handle.wait()
+                else:
+                    checkpointer.save(step, state, metrics=metrics)
+                said.append("saved")
+            except ArgosyError as error:
+                said.append(f"{type(error).__name__}: {error.what}")
+        checkpointer.close()
+        return said
+
+    results = [one["result"] for one in ranks(2, body)]
+    own, other = results[refusing], results[1 - refusing]
+    assert own[1] == own[3] == own[4] == other[1] == other[3] == other[4] == "saved"
+    for place in (0, 2):
+        assert own[place].startswith("ConfigError: the metric `loss`")
+        assert re.match(rf"Partner\w+: rank {refusing} has failed: the metric", other[place])
+    assert wait_gone(path, 10)
+    assert not [name for name in os.listdir(path) if name.startswith(".staging")]
+
+
+def test_a_failure_that_only_some_ranks_have_heard_of_does_not_part_them(ranks, tmp_path):
+    path = tmp_path / "store"
+
+    def body(rank):
+        said = []
+        checkpointer = Checkpointer(path, group=groups.of_process(seconds=30))
+        for step, value in ((1, object()), (2, 1), (3, 1)):
+            try:
+                handle = checkpointer.save(step, {"x": value, "y": torch.ones(3)}, wait=False)
+                if rank == 0 or step == 3:
+                    handle.wait()
+                said.append("begun" if rank and step < 3 else "saved")
+            except ArgosyError as error:
+                said.append(type(error).__name__)
+        checkpointer.close()
+        return said
+
+    results = [one["result"] for one in ranks(2, body)]
+    assert results[0][2] == results[1][2] == "saved"
+
+
+def test_a_full_disk_is_an_error_of_all_ranks(ranks, tmp_path):
+    path = tmp_path / "store"
+
+    def body(rank):
+        checkpointer = Checkpointer(path, group=groups.of_process(seconds=30))
+        checkpointer.save(1, {"x": torch.ones(3)})
+        if rank == 0:
+            post = FileBoard.post
+
+            def full(board, key, data):
+                if key.startswith(("said", "failed")):
+                    raise disk_error(OSError(errno.ENOSPC, "No space left on device"), "full")
+                post(board, key, data)
+
+            FileBoard.post = full
+        try:
+            checkpointer.save(2, {"x": torch.ones(3)})
+        except ArgosyError as error:
+            return f"{type(error).__name__}: {error.what}"
+
+    results = [one["result"] for one in ranks(2, body)]
+    assert results[0].startswith("HomeError: full: No space left")
+    assert re.match(r"Partner\w+: ", results[1])
+    assert not [name for name in os.listdir(path) if name.startswith(".staging")]
 
 
 def test_all_ranks_fall_back_together_when_one_of_them_meets_damage(ranks, tmp_path):

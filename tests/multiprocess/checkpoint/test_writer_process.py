@@ -53,7 +53,8 @@ def number_from(reading):
     return int.from_bytes(data, "little") if data else None
 
 
-def test_a_staged_save_becomes_durable_though_its_trainer_is_killed(tmp_path):
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_a_staged_save_becomes_durable_though_its_trainer_is_killed(tmp_path, is_reaped):
     def work(tell):
         checkpointer = Checkpointer(tmp_path, writing=SLOW)
         checkpointer.save(1, {"x": value(1)})
@@ -64,7 +65,9 @@ def test_a_staged_save_becomes_durable_though_its_trainer_is_killed(tmp_path):
 
     child, reading = child_of(work)
     assert number_from(reading) == child
-    kill(child)
+    os.kill(child, signal.SIGKILL)
+    if is_reaped:
+        os.waitpid(child, 0)
     os.close(reading)
     assert not (tmp_path / "step-000000002").exists()
     # Whoever comes next waits for it, and neither takes an older one nor sweeps it away.
@@ -74,6 +77,8 @@ def test_a_staged_save_becomes_durable_though_its_trainer_is_killed(tmp_path):
         assert torch.equal(x, value(2))
         checkpointer.save(3, {"x": value(3)})
         assert checkpointer.catalogue.verify(2).faults == []
+    if not is_reaped:
+        os.waitpid(child, 0)
     assert wait_gone(tmp_path, 10)
 
 

@@ -55,7 +55,17 @@ def test_a_listing_shows_steps_metrics_pins_and_damage(store):
     assert "checksum" in rows[0]["fault"]
     text = argosy("ls", store)[1]
     assert "pinned: the best" in text
-    assert "cannot be opened: " in text
+    assert "cannot be used: " in text
+
+
+def test_a_listing_shows_what_lacks_a_file_or_has_one_cut_off(store):
+    os.truncate(store / "step-000000002" / "model-00001-of-00001.safetensors", 100)
+    (store / "step-000000003" / "extra.json").unlink()
+    rows = asked("ls", store)["checkpoints"]
+    assert "has 100 bytes" in rows[1]["fault"]
+    assert "lacks its file extra.json" in rows[2]["fault"]
+    assert rows[1]["bytes"] == rows[3]["bytes"]
+    assert rows[0]["fault"] is rows[3]["fault"] is None
 
 
 def test_show_tells_tensors_and_values(store):
@@ -70,13 +80,17 @@ def test_show_tells_tensors_and_values(store):
     assert "weight" in argosy("show", store / "step-000000002", "--tensors")[1]
 
 
-def test_verify_ends_with_65_and_names_the_tensor(store):
-    assert argosy("verify", store, "--all")[0] == 0
-    file = store / "step-000000003" / "model-00001-of-00001.safetensors"
+def flip_a_bit(store, step):
+    file = store / f"step-{step:09d}" / "model-00001-of-00001.safetensors"
     data = bytearray(file.read_bytes())
     data[-3] ^= 4
     file.unlink()
     file.write_bytes(data)
+
+
+def test_verify_ends_with_65_and_names_the_tensor(store):
+    assert argosy("verify", store, "--all")[0] == 0
+    flip_a_bit(store, 3)
     code, out, _ = argosy("verify", store, 3)
     assert code == 65
     assert "in them: " in out
@@ -99,6 +113,26 @@ def test_cleaning_up_keeps_the_last_the_best_and_the_pinned(store):
     assert asked("gc", store, "--last", 1)["verified"] == 4
     assert Checkpointer(store).steps() == [4]
     assert asked("gc", store)["removed"] == []
+
+
+def test_cleaning_up_counts_whole_ones_alone(store):
+    flip_a_bit(store, 4)
+    dry = asked("gc", store, "--last", 2, "--dry")
+    assert [one["step"] for one in dry["removed"]] == [1]
+    (store / "step-000000003" / "extra.json").unlink()
+    dry = asked("gc", store, "--last", 2, "--dry")
+    assert dry["removed"] == []
+    assert dry["verified"] == 2
+    assert [text.split(":")[0] for text in dry["damaged"]] == ["step 3", "step 4"]
+    flip_a_bit(store, 4)  # back
+    (store / "step-000000003" / "extra.json").write_bytes(
+        (store / "step-000000002" / "extra.json").read_bytes()
+    )
+    code, out, _ = argosy("gc", store, "--last", 2)
+    assert code == 0
+    assert "not counted: step 3: " in out
+    assert Checkpointer(store).steps() == [2, 3, 4]
+    assert not (store / ".damaged-000000004").exists()
 
 
 def test_cleaning_up_is_refused_while_a_run_saves_there(store):

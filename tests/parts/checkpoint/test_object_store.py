@@ -469,3 +469,21 @@ def test_objects_of_another_run_are_not_loaded(far, tmp_path):
 def test_what_cannot_work_is_refused_at_once(make):
     with pytest.raises(ConfigError):
         make()
+
+
+def test_a_key_beside_the_script_is_found_by_the_process_that_uploads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.key").write_bytes(bytes(range(32)))
+    objects = Objects(f"file://{tmp_path}/far", key="secret.key")
+    with Checkpointer(tmp_path / "disk", objects=objects) as checkpointer:
+        checkpointer.save(1, {"x": torch.ones(10)})
+        checkpointer.wait_uploaded(30)
+    x = torch.zeros(10)
+    with Checkpointer(tmp_path / "elsewhere", objects=objects) as checkpointer:
+        assert checkpointer.load({"x": x}).step == 1
+    assert float(x.sum()) == 10.0
+    # Without it nothing is damaged: the key is what is lacking.
+    bare = Objects(f"file://{tmp_path}/far")
+    with pytest.raises(ConfigError, match="is encrypted with the key") as caught:
+        Checkpointer(tmp_path / "third", objects=bare).load({"x": x})
+    assert "give the key's file" in caught.value.fix

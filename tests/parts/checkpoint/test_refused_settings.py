@@ -40,6 +40,9 @@ def test_settings_that_mean_nothing_are_refused(make, what):
         ({1: torch.ones(1)}, {}, "the key 1 cannot be used"),
         ({"x": 1}, {"metrics": {"loss": "low"}}, "the metric .loss. is not one number"),
         ({"x": 1}, {"attachments": {"config.json": "{}"}}, "'config.json' is str, not bytes"),
+        ({"x": 1}, {"attachments": {"../x": b""}}, "cannot be attached as '../x'"),
+        ({"x": 1}, {"attachments": {1: b""}}, "cannot be attached as 1"),
+        ({"x": 1}, {"attachments": [b""]}, "attachments are a list"),
     ],
 )
 @pytest.mark.parametrize("wait", [True, False])
@@ -48,6 +51,19 @@ def test_states_that_cannot_be_saved_are_refused(tmp_path, state, more, what, wa
         with pytest.raises(ConfigError, match=what):
             checkpointer.save(1, state, wait=wait, **more)
         assert checkpointer.steps() == []
+
+
+@pytest.mark.parametrize("name", ["objects", "peers", "writing"])
+def test_what_is_no_setting_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"{name} = 'x' is no "):
+        Checkpointer(tmp_path, **{name: "x"})
+
+
+def test_a_load_into_no_dict_is_refused_and_nothing_is_called_damaged(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": torch.nn.Linear(2, 2)})
+        with pytest.raises(ConfigError, match="the state is a Linear"):
+            checkpointer.load(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("keep", [3, Keep(last="3")])

@@ -427,3 +427,50 @@ def test_settings_of_parameter_groups_go_by_their_parameters(tmp_path):
         MismatchError, match=r"in other groups than the checkpoint, first '0\.bias'"
     ):
         checkpointer.load({"model": wide, "optimizer": other})
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_arrays_are_filled_where_they_are_and_stay_arrays(tmp_path, wait):
+    state = {
+        "top": np.arange(3.0),
+        "inside": {"n": np.arange(6, dtype=np.uint16).reshape(2, 3), "l": [np.array(2.5)]},
+        "big": {"endian": np.arange(4, dtype=">i4"), "turned": np.arange(6.0).reshape(2, 3).T},
+    }
+    with Checkpointer(tmp_path) as checkpointer:
+        handle = checkpointer.save(1, state, wait=wait)
+        if not wait:
+            handle.wait()
+        with checkpointer.open(1) as opened:
+            assert isinstance(opened.value("big")["turned"], np.ndarray)
+    top, inner = np.zeros(3), np.zeros((2, 3), np.uint16)
+    mine = {"top": top, "inside": {"n": inner, "l": [np.array(0.0)]}, "big": {}}
+    Checkpointer(tmp_path).load(mine)
+    assert top.tolist() == [0.0, 1.0, 2.0]
+    assert mine["inside"]["n"] is inner
+    assert inner.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert mine["inside"]["l"][0] == 2.5
+    assert mine["big"]["endian"].tolist() == [0, 1, 2, 3]
+    assert mine["big"]["turned"].tolist() == state["big"]["turned"].tolist()
+    fixed = np.zeros(3)
+    fixed.flags.writeable = False
+    with pytest.raises(ConfigError, match="the array under 'top' cannot be filled"):
+        Checkpointer(tmp_path).load({"top": fixed})
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path):
+    state = {"model": torch.nn.Linear(2, 2), "weight": torch.ones(2, 2)}
+    with pytest.raises(MismatchError, match="two tensors of the name weight"):
+        Checkpointer(tmp_path).save(1, state)
+
+
+def test_tensors_in_dicts_have_the_shape_that_was_saved_or_none_yet(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"ema": {"w": torch.ones(4, 4)}, "x": 3})
+    reader = Checkpointer(tmp_path)
+    with pytest.raises(MismatchError, match=r"ema/w has shape \(2, 2\)"):
+        reader.load({"ema": {"w": torch.zeros(2, 2)}})
+    empty = {"w": torch.zeros(0)}
+    reader.load({"ema": empty})
+    assert empty["w"].shape == (4, 4)
+    with pytest.raises(MismatchError, match="'x' is a tensor in the state, and none in"):
+        reader.load({"x": torch.zeros(1)})

@@ -12,6 +12,7 @@ import torch
 
 from argosy.checkpoint import Checkpointer, Keep, Objects
 from argosy.checkpoint.tiers import claims
+from argosy.checkpoint.tiers import uploader as uploader_module
 from argosy.checkpoint.tiers.orders import Failed, Uploaded
 from argosy.checkpoint.tiers.remotes import RemoteListing
 from argosy.checkpoint.tiers.uploader import Uploader
@@ -133,6 +134,25 @@ def test_a_killed_upload_process_is_started_again_and_goes_on(tmp_path, far):
     assert remote(far).verify(1).faults == []
 
 
+def test_an_upload_process_that_hangs_is_killed_and_another_goes_on(tmp_path, far, monkeypatch):
+    monkeypatch.setattr(uploader_module, "_LATE_SECONDS", 0.5)
+    with Checkpointer(tmp_path / "disk") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+    told = []
+    objects = Objects(far, deadline_seconds=5.0, every_seconds=0.0)
+    uploader = Uploader(tmp_path / "disk", "", objects, told.append)
+    uploader.offer(1)
+    uploader.wait(30)
+    os.kill(uploader.statistics()["process"], signal.SIGSTOP)
+    uploader.offer(2)
+    uploader.wait(60)
+    os.kill(uploader.statistics()["process"], signal.SIGSTOP)
+    uploader.close()
+    assert [(type(one), one.step) for one in told] == [(Uploaded, 1), (Uploaded, 2)]
+    assert remote(far).steps() == [1, 2]
+
+
 def test_held_steps_are_bounded_and_the_oldest_that_wait_are_left_out(tmp_path, far, monkeypatch):
     gate = threading.Event()
     told = []
@@ -190,4 +210,4 @@ def test_what_cannot_work_is_refused_before_training_begins(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConfigError, match="obstore") as caught:
         Checkpointer(tmp_path, objects=Objects("s3://b/x"))
-    assert caught.value.fix == "pip install 'argosy[objects]'"
+    assert caught.value.fix == "pip install '.[objects]' in the clone"

@@ -10,6 +10,7 @@ import pytest
 from argosy.checkpoint import absences
 from argosy.checkpoint.absences import Absences
 from argosy.checkpoint.boards import FileBoard, Group, PartnerLost
+from argosy.checkpoint.lives import is_alive
 from argosy.checkpoint.neighbours import this_host
 
 
@@ -102,7 +103,7 @@ def test_nobody_is_lost_while_the_save_is_committed(board, clock, dead):
 
 def test_a_process_that_nobody_has_reaped_has_ended(board, clock):
     process = subprocess.Popen([sys.executable, "-c", ""])
-    while absences.is_alive(process.pid):
+    while is_alive(process.pid):
         pass
     assert process.returncode is None
     os.kill(process.pid, 0)

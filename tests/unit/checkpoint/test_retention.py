@@ -52,6 +52,22 @@ def test_nothing_goes_before_a_newer_one_is_verified():
     assert removed(known(1, 2, 3), Keep(last=1), verified={2}) == [1]
 
 
+def test_what_is_damaged_is_not_counted_and_stays_among_those_that_are():
+    held = known(1, 2, 3, 4, 5)
+    assert removed(held, Keep(last=2), verified={4}) == [1, 2]
+    held[2] = Known(step=3, is_damaged=True)
+    assert removed(held, Keep(last=2), verified={4}) == [1]
+    assert removed(held, Keep(last=2), verified={5}) == [1, 2, 3]
+    assert removed(held, Keep(last=4, expire_seconds=1), now=1e9) == []
+    assert removed(held, Keep(last=3, every=1, expire_seconds=1), now=1e9) == [1]
+
+
+def test_the_best_are_whole():
+    held = [Known(step=step, metrics={"loss": float(step)}) for step in (2, 3, 4)]
+    held.append(Known(step=1, metrics={"loss": 1.0}, is_damaged=True))
+    assert removed(held, Keep(last=1, best="loss")) == [1, 3]
+
+
 def test_pinned_ones_stay_and_what_they_need_too():
     held = [
         Known(step=1),

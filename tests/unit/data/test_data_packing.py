@@ -167,7 +167,7 @@ def test_a_missing_tokenizer_library_is_named_with_the_way_to_get_it(tmp_path, m
     with pytest.raises(ConfigError) as caught:
         pack([tmp_path / "t.txt"], tmp_path / "t.bin", PackSettings(tokenizer="gpt2"))
     assert "'gpt2' needs the package tokenizers" in caught.value.what
-    assert "argosy[tokenizers]" in caught.value.fix
+    assert ".[tokenizers]" in caught.value.fix
     assert os.listdir(tmp_path) == ["t.txt"]
 
 

@@ -306,6 +306,6 @@ def _library() -> Any:
         import obstore.exceptions
     except ImportError:
         raise ConfigError(
-            "object stores need the package `obstore`", fix="pip install 'argosy[objects]'"
+            "object stores need the package `obstore`", fix="pip install '.[objects]' in the clone"
         )
     return obstore

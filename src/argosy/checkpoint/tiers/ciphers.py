@@ -191,7 +191,8 @@ def _library() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ImportError:
         raise ConfigError(
-            "encryption needs the package `cryptography`", fix="pip install 'argosy[objects]'"
+            "encryption needs the package `cryptography`",
+            fix="pip install '.[objects]' in the clone",
         )
 
     def derive(raw: bytes, salt: bytes) -> bytes:

@@ -41,7 +41,9 @@ class Objects(_Address, frozen=True, kw_only=True):
     """An upload that failed is raised by the next call; otherwise it is only an event and a warning, and training never hears of it."""
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "key", os.fspath(self.key))
+        # The process that uploads has another working directory.
+        key = os.path.abspath(self.key) if self.key else ""
+        msgspec.structs.force_setattr(self, "key", key)
         msgspec.structs.force_setattr(self, "url", self.url.rstrip("/"))
         if "://" not in self.url:
             raise ConfigError(

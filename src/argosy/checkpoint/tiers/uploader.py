@@ -1,19 +1,21 @@
 """The checkpointer's side of uploads and of copies to peers: which steps go, one after another, to a process of its own, and what became of them.
 
 Never waits in training's way: a thread talks to the process. When uploads are slower than saves the oldest that wait are left out. A process that
-dies is started again and goes on where it was. Held steps must stay on disk until then. No torch.
+dies, or is silent for longer than an upload may take and is killed for it, is started again and goes on where it was. Held steps must stay on disk until then. No torch.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import os
+import select
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -29,6 +31,8 @@ _LOG = logging.getLogger("argosy.checkpoint")
 _MOST_WAITING = 2
 _ATTEMPTS = 2
 _HAND_OVER_SECONDS = 10.0
+_LATE_SECONDS = 60.0
+"""A process that gives a step up when its time is over says so itself, a little later."""
 LOST = "UploaderLost"
 
 Told = Callable[[Uploaded | Failed], None]
@@ -190,13 +194,12 @@ class Uploader:
         try:
             process = self._started()
             assert process.stdin is not None
-            assert process.stdout is not None
             process.stdin.write(orders.encode(Send(step=step)))
             process.stdin.flush()
             with self._changed:
                 self._is_handed = True
                 self._changed.notify_all()
-            for line in process.stdout:
+            for line in _lines(process, self._rules.deadline_seconds + _LATE_SECONDS):
                 answer = _decoded(line)
                 if isinstance(answer, Progress):
                     self._done_bytes = answer.num_bytes
@@ -233,7 +236,11 @@ class Uploader:
                         pipe.close()
                 except OSError:
                     pass  # it is dead, and what was said to it with it
-            process.wait()
+            try:
+                process.wait(_LATE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _abandon(uploader: weakref.ref[Uploader]) -> None:
@@ -251,9 +258,30 @@ def _lost(step: int) -> Failed:
     return Failed(
         step=step,
         kind=LOST,
-        what=f"the process that uploads step {step} has ended {_ATTEMPTS} times",
+        what=f"the process that uploads step {step} has ended {_ATTEMPTS} times or was killed as it hung",
         fix="save again: the next upload goes on where it was",
     )
+
+
+def _lines(process: subprocess.Popen[bytes], seconds: float) -> Iterator[bytes]:
+    """What it says until it ends; one that says nothing for so long is killed."""
+    assert process.stdout is not None
+    descriptor, rest = process.stdout.fileno(), b""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    while True:
+        if not waiting.poll(1000 * seconds):
+            _LOG.warning(
+                "the process %d that uploads has said nothing for %.0f s: it was killed",
+                process.pid,
+                seconds,
+            )
+            process.kill()
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
 
 
 def _decoded(line: bytes) -> Answer | None:

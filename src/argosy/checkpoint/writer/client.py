@@ -50,6 +50,7 @@ _SEND_TIMEOUT = struct.pack("ll", int(_START_SECONDS), 0)
 _LATE_SECONDS = 2.0
 """A writer that gives a job up when its time is over says so itself, a little later."""
 _ATTEMPTS = 3
+_SAVE_AGAIN = "save again: the next save starts another one"
 LOST = "WriterLost"
 MODULE = "argosy.checkpoint.writer"
 
@@ -124,11 +125,19 @@ class WriterClient:
             except OSError:
                 _shut(link)  # the listening thread sees the end, and tells
         if not accepted.wait(_START_SECONDS):
-            _shut(link)  # the next save has another connection
-            raise WriterLost(
-                f"the writer process {self._writer_pid} does not answer",
-                fix=_mend(self._writer_pid),
+            raise self._not_accepted(job, link)
+
+    def _not_accepted(self, job: Job, link: socket.socket) -> WriterLost:
+        """The writer has not said that it has a job. One that hangs is killed: what it was given lies in its socket, and nobody else would ever connect to it."""
+        with self._lock:
+            self._jobs.pop(job.number, None)  # who asked hears of it here
+        _shut(link)  # the next save has another connection
+        pid = self._writer_pid
+        if ask(self._store) is None and end_hung(self._store) == pid:
+            return WriterLost(
+                f"the writer process {pid} did not answer: it was killed", fix=_SAVE_AGAIN
             )
+        return WriterLost(f"the writer process {pid} does not answer", fix=_mend(pid))
 
     def _give(self, link: socket.socket, place: int, slot: SnapshotSlot) -> None:
         if self._given.get(place) is not slot:
@@ -280,7 +289,7 @@ class WriterClient:
             for number in left:
                 del self._jobs[number]
         what = f"the writer process {self._writer_pid} has ended in the middle of a save"
-        fix = "save again: the next save starts another one"
+        fix = _SAVE_AGAIN
         if silent_seconds or self._is_given_up:
             says = f"has said nothing for {silent_seconds:.0f} s" if silent_seconds else "hangs"
             what = f"the writer process {self._writer_pid} {says} in the middle of a save"

@@ -9,20 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from argosy.checkpoint import directio, manifests, together, votes
-from argosy.checkpoint.boards import Group, PartnerFailed
+from argosy.checkpoint.boards import Group
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.directio import FILES
 from argosy.checkpoint.together import Settings
 from argosy.checkpoint.writer.memories import JobMemory
 from argosy.checkpoint.writer.messages import Job
 from argosy.checkpoint.writer.pacing import Pace
+from argosy.errors import ArgosyError
 
 
 def accept(job: Job) -> None:
     """Let the others of the save know that it will be finished, whatever happens to its rank."""
     try:
         together.note(Path(job.store) / job.staging, votes.HANDED, job.rank, job.size)
-    except (OSError, PartnerFailed):
+    except ArgosyError:
         pass  # the job itself meets it, and tells
 
 

@@ -26,7 +26,9 @@ class WriterWatch:
         self._store = store
         self._reports = reports
         self._deaf_seconds = deaf_seconds
-        self._looked_at = self._answered_at = time.monotonic()
+        self._looked_at = time.monotonic()
+        self._deaf_since: float | None = None
+        """When it was first asked without an answer."""
         self._told: set[tuple[int, int, int]] = set()
         self.is_deaf = False
         """Whether there was one that had not answered for a while."""
@@ -35,17 +37,20 @@ class WriterWatch:
         """Ask it how far it is, now and then; end one that does not answer."""
         if time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return
+        asked_at = time.monotonic()
         doing = client.ask(self._store)
         self._looked_at = time.monotonic()
         if doing is not None:
             self._tell(doing)
-        elif self._looked_at - self._answered_at >= self._deaf_seconds:
+            return
+        self._deaf_since = self._deaf_since or asked_at
+        if self._looked_at - self._deaf_since >= self._deaf_seconds:
             self.is_deaf = True
             client.end_hung(self._store)
-            self._answered_at = self._looked_at  # the next one has as long
+            self._deaf_since = None  # the next one has as long
 
     def _tell(self, doing: list[tuple[int, int, int]]) -> None:
-        self._answered_at = self._looked_at
+        self._deaf_since = None
         for one in set(doing) - self._told:
             self._told.add(one)
             self._reports.advance("written", *one)
