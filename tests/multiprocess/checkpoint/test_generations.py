@@ -96,7 +96,7 @@ def test_what_both_had_handed_over_is_waited_for(generation, tmp_path):
 
 def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(generation, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointer, "PATIENT_SECONDS", 2.0)
-    path = tmp_path / "store"
+    path, told = tmp_path / "store", tmp_path / "told"
 
     def dies(rank):
         first = Checkpointer(path)
@@ -104,8 +104,10 @@ def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(generation, tmp_
         slow = Checkpointer(path, writing=Writing(bytes_per_second=1e4))
         first.close()
         slow.save(2, state_of(rank), wait=False).wait("staged")
-        if rank == 0:
-            while not list(path.glob(".staging-*/handed-00001.json")):
+        if rank == 1:
+            told.touch()  # the writer has answered this rank, too
+        else:
+            while not told.exists():
                 time.sleep(0.005)
             os.kill(slow._deliveries.writer.writer_pid, signal.SIGSTOP)
         killed()
