@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -35,6 +35,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 class PartnerFailed(ClusterError):
     """Another process of the save has failed; carries what it said."""
+
+
+Kind = TypeVar("Kind", bound=PartnerFailed)
 
 
 class PartnerRefused(PartnerFailed):
@@ -167,18 +170,18 @@ class Group:
         self._meeting = threading.Lock()
         self._meet = meet
         self._met = Met(session or secrets.token_hex(6), board, None)
-        self._round = 0
-        self._saves = 0
+        self._rounds = 0
+        self._turns = 0
         self._telling = threading.Lock()
-        self._refused: dict[int, Failure] = {}
-        """Saves that this member takes no part in, of which the others have not heard."""
+        self._untold: dict[str, bytes] = {}
+        """What this member has said before all had met."""
 
     def met(self) -> Met:
         """What is known once all have met."""
         with self._meeting:
             if self._meet is not None:
                 self._met, self._meet = self._meet(), None
-                self._tell_refused()
+                self._tell()
             return self._met
 
     @property
@@ -191,54 +194,53 @@ class Group:
         """Whether there is nobody to ask."""
         return self.size == 1
 
-    def next_save(self) -> int:
-        """The number of a save that all members know without asking: each counts what it is asked to save, also what it then refuses."""
-        self._saves += 1
-        return self._saves
+    def next_number(self) -> int:
+        """Of a save or a load, the same in all members: each counts what it is asked for."""
+        self._turns += 1
+        return self._turns
 
-    def refuse(self, save: int, failure: BaseException) -> None:
-        """Tell the others, as soon as they are met, that this member has no part in a save; they may come to it long after this."""
+    def tell(self, key: str, data: bytes) -> None:
+        """Put it up as soon as all have met; does not wait for that."""
         if self.is_alone:
             return
         with self._telling:
-            self._refused[save] = _failure_of(self, failure)
+            self._untold[key] = data
         if self._meet is None:
-            self._tell_refused()
+            self._tell()
 
-    def check_refused(self, save: int) -> None:
-        """PartnerRefused when a member has refused a save."""
-        found = self.refusal(save)
-        if found is not None:
-            raise found
-
-    def refusal(self, save: int) -> PartnerFailed | None:
-        """That a member has refused a save."""
+    def heard(self, key: str) -> bytes | None:
+        """What a member has told, or None yet."""
         board = self.met().board
         if self.is_alone or board is None:
             return None
         try:
-            data = board.find(f"refused-{save}")
+            return board.find(key)
         except RuntimeError:
             return None  # the store is gone with whoever hosted it, which is found in other ways
-        return None if data is None else _error_of(data, PartnerRefused)
 
-    def _tell_refused(self) -> None:
+    def _tell(self) -> None:
         with self._telling:
-            told, self._refused = self._refused, {}
+            told, self._untold = self._untold, {}
         board = self._met.board
-        for save, failure in told.items():
+        for key, data in told.items():
             if board is not None:
                 # A store that is gone has nobody who would look.
                 with contextlib.suppress(RuntimeError, OSError):
-                    board.post(f"refused-{save}", msgspec.json.encode(failure))
+                    board.post(key, data)
 
-    def agree(self, mine: bytes, *, more_seconds: float = 0.0) -> list[bytes]:
-        """What each member says, by rank; all call it equally often. `more_seconds`: that another one may have to wait before."""
-        self._round += 1
+    def agree(self, mine: bytes) -> list[bytes]:
+        """What each member says, by rank, outside of any turn; all call it equally often."""
+        self._rounds += 1
+        return self.exchange(f"round-{self._rounds}", mine)
+
+    def exchange(
+        self, key: str, mine: bytes, check: Check | None = None, *, more_seconds: float = 0.0
+    ) -> list[bytes]:
+        """What each member says under a key, by rank."""
         board = self.met().board
         if self.is_alone or board is None:
             return [mine] * self.size
-        return exchange(board, f"round-{self._round}", mine, self, more_seconds=more_seconds)
+        return exchange(board, key, mine, self, check, more_seconds=more_seconds)
 
 
 def exchange(
@@ -300,11 +302,12 @@ def longest_pause(size: int) -> float:
 
 def tell_failure(board: Board, group: Group, failure: BaseException) -> None:
     """Let the others know at once."""
-    said = _failure_of(group, failure)
+    said = failure_of(group, failure)
     board.post(f"{_FAILED}-{group.rank:05d}", msgspec.json.encode(said))
 
 
-def _failure_of(group: Group, failure: BaseException) -> Failure:
+def failure_of(group: Group, failure: BaseException) -> Failure:
+    """What a member says of its own failure."""
     what = failure.what if isinstance(failure, ArgosyError) else repr(failure)
     return Failure(group.rank, what, failure.fix if isinstance(failure, ArgosyError) else "")
 
@@ -314,10 +317,11 @@ def check_failures(board: Board, group: Group) -> None:
     for rank in range(group.size):
         data = board.find(f"{_FAILED}-{rank:05d}")
         if data is not None and rank != group.rank:
-            raise _error_of(data, PartnerFailed)
+            raise error_of(data, PartnerFailed)
 
 
-def _error_of(data: bytes, kind: type[PartnerFailed]) -> PartnerFailed:
+def error_of(data: bytes, kind: type[Kind]) -> Kind:
+    """The same as an error of the others."""
     said = msgspec.json.decode(data, type=Failure)
     return kind(f"rank {said.rank} has failed: {said.what}", fix=said.fix)
 

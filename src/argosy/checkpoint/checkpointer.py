@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, SupportsFloat, overload
@@ -58,6 +58,7 @@ from argosy.checkpoint.tiers.senders import Senders
 from argosy.checkpoint.tiers.settings import Objects
 from argosy.checkpoint.tiers.uploader import Uploader
 from argosy.checkpoint.together import Settings
+from argosy.checkpoint.turns import Turn
 from argosy.checkpoint.writer.pacing import Rate
 from argosy.checkpoint.writer.watch import PATIENT_SECONDS, WriterWatch
 from argosy.errors import (
@@ -168,15 +169,12 @@ class Checkpointer:
         training: the optimizers of the state wait before their next step until it is copied, a writer process does the rest, and what goes wrong is
         raised by the handle or by the next call.
         """
-        begun, number = time.monotonic(), self._group.next_save()
-        try:
+        begun, turn = time.monotonic(), Turn(self._group)
+        with turn.telling():
             if self._background is not None:
                 self._background.wait() if wait else self._background.raise_failed()
             check_state(state)
-            facts = self._requested(step, begun, metrics, attachments)
-        except BaseException as failure:
-            self._group.refuse(number, failure)
-            raise
+            facts = self._requested(step, begun, metrics, attachments, turn)
 
         def gather() -> Book:
             if wait:
@@ -188,7 +186,7 @@ class Checkpointer:
             store = self._opened_store()
             if not wait:
                 handle = SaveHandle(step, path)
-                self._save_beside(facts, state, streams, gather, handle, number)
+                self._save_beside(facts, state, streams, gather, handle, turn)
                 self._schedule.saved(time.monotonic() - begun)
                 return handle
             total = [0]
@@ -199,7 +197,7 @@ class Checkpointer:
                 lambda num_bytes: self.reports.advance("written", step, num_bytes, total[0]),
             )
             data = saving.save_together(
-                store, facts, gather, self._group, settings, self._plans, number
+                store, facts, gather, self._group, settings, self._plans, turn
             )
         except BaseException as failure:
             self.reports.say_failed(step, begun, failure)
@@ -224,14 +222,14 @@ class Checkpointer:
 
         For one process alone. Whatever goes wrong from here on is raised by the handle alone.
         """
-        begun = time.monotonic()
-        facts = self._requested(step, begun, metrics, attachments)
+        begun, turn = time.monotonic(), Turn(self._group)
+        facts = self._requested(step, begun, metrics, attachments, turn)
 
         def prepare() -> saving.Prepared:
             self.cleaner.wait()
-            gather = partial(self._gathered, state, False)
+            gather, group = partial(self._gathered, state, False), self._group
             store = self._opened_store()
-            return saving.prepare(store, facts, gather, self._group, self._settings, self._plans)
+            return saving.prepare(store, facts, gather, group, self._settings, self._plans, turn)
 
         handle = SaveHandle(step, self.path / names.step_name(step))
         handle.is_reported = True
@@ -248,12 +246,13 @@ class Checkpointer:
         begun: float,
         metrics: Mapping[str, SupportsFloat] | None,
         attachments: Mapping[str, bytes] | None,
+        turn: Turn,
     ) -> Facts:
         names.check_step(step)
         self._senders.raise_failed()
         numbers, files = records.finite(metrics or {}), records.attached(attachments or {})
         self.reports.say("requested", step, begun)
-        self._schedule.requested(step)
+        self._schedule.requested(step, turn)
         return Facts(
             step=step,
             run=self._run,
@@ -278,7 +277,7 @@ class Checkpointer:
         streams: bool,
         gather: Callable[[], Book],
         handle: SaveHandle,
-        number: int,
+        turn: Turn,
     ) -> None:
         """Begin a save that goes on beside training."""
         store = self._opened_store()
@@ -299,7 +298,7 @@ class Checkpointer:
 
         def prepare() -> saving.Prepared:
             group, settings = self._group, self._settings
-            return saving.prepare(store, facts, gather, group, settings, self._plans, number)
+            return saving.prepare(store, facts, gather, group, settings, self._plans, turn)
 
         copy = Copy(guards, is_captured=captured is not None)
         self._saves().save(prepare, copy, handle, optimizers)
@@ -333,50 +332,48 @@ class Checkpointer:
         With peers or an object store the newest step of all is taken, from peers' memory before the disk and from the object store last. What cannot
         be used is gone around, with a warning.
         """
-        check_state(state)
-        self._group.met()  # before rank 0 waits for what may take longer than that
-        if self._background is not None:
-            self._background.wait()
-        elif self._group.rank == 0:
-            watch = WriterWatch(self.path, self.reports, PATIENT_SECONDS)
-            commits.wait_finished(self.path, self._writing.deadline_seconds, watch.look)
-        hops = self._chain.agreed_hops(step, self._group, self._writing.deadline_seconds)
+        turn = Turn(self._group)
+        with turn.telling():
+            self._group.met()  # before rank 0 waits for what may take longer than that
+            check_state(state)
+            if self._background is not None:
+                self._background.wait()
+            elif self._group.rank == 0:
+                watch = WriterWatch(self.path, self.reports, PATIENT_SECONDS)
+                commits.wait_finished(self.path, self._writing.deadline_seconds, watch.look)
+            return self._load_newest(step, state, rules, streams, turn)
+
+    def _load_newest(
+        self,
+        step: int | None,
+        state: Mapping[str, Any],
+        rules: Rules | None,
+        streams: bool,
+        turn: Turn,
+    ) -> Loaded | None:
+        is_first, seconds = self._group.rank == 0, self._writing.deadline_seconds
+        hops = self._chain.agreed_hops(step, turn, is_first=is_first, more_seconds=seconds)
         if step is not None and len(hops) == 1:
             return self._load_one(hops[0], state, rules, streams)
         refusals = Refusals()
         for hop in hops:
-            loaded = self._try(hop, state, rules, streams, refusals)
-            if loaded is not None:
+            loaded: Loaded | None = None
+            own: ArgosyError | None = None
+            try:
+                loaded = self._load_one(hop, state, rules, streams)
+            except (CheckpointDamaged, NotFoundError, ConfigError, HomeError, TimedOut) as failure:
+                own = failure
+                if isinstance(failure, CheckpointDamaged) and hop.source == "disk":
+                    self.catalogue.mark_damaged(hop.step)
+            # It counts when every rank has it whole, so that all of them resume from the same step.
+            why = _first_of(turn.agree((own.what if own else "").encode()))
+            if loaded is not None and not why:
                 loaded.skipped = refusals.texts
                 return loaded
+            refusals.add(hop.step, self._chain.listing_of(hop).where, why, own)
         if refusals.texts:
             raise refusals.error(self.path, step)
         return None
-
-    def _try(
-        self,
-        hop: Hop,
-        state: Mapping[str, Any],
-        rules: Rules | None,
-        streams: bool,
-        refusals: Refusals,
-    ) -> Loaded | None:
-        """Load one, or say why not; it counts when every rank has it whole, so that all of them resume from the same step."""
-        loaded: Loaded | None = None
-        own: ArgosyError | None = None
-        try:
-            loaded = self._load_one(hop, state, rules, streams)
-        except (CheckpointDamaged, NotFoundError, ConfigError, HomeError, TimedOut) as failure:
-            own = failure
-            if isinstance(failure, CheckpointDamaged) and hop.source == "disk":
-                self.catalogue.mark_damaged(hop.step)
-        for rank, said in enumerate(self._group.agree((own.what if own else "").encode())):
-            if said:
-                whose = f"rank {rank}: " if self._group.size > 1 else ""
-                where = self._chain.listing_of(hop).where
-                refusals.add(hop.step, where, whose + said.decode(), own)
-                return None
-        return loaded
 
     def open(self, step: int | None = None) -> Opened:
         """A checkpoint to look into; the newest that opens unless told."""
@@ -572,6 +569,14 @@ class Checkpointer:
             self.reports.say(done, answer.step, begun, detail)
         if self._store is not None and self._group.rank == 0:
             self.cleaner.start(self._store, None)
+
+
+def _first_of(said: Sequence[bytes]) -> str:
+    """What the first rank has said that has said anything."""
+    for rank, text in enumerate(said):
+        if text:
+            return f"rank {rank}: {text.decode()}" if len(said) > 1 else text.decode()
+    return ""
 
 
 def _raise(failure: BaseException) -> NoReturn:

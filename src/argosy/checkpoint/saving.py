@@ -24,7 +24,7 @@ from argosy.checkpoint import (
     together,
     votes,
 )
-from argosy.checkpoint.boards import FileBoard, Group, PartnerFailed, PartnerRefused
+from argosy.checkpoint.boards import FileBoard, Group, PartnerFailed
 from argosy.checkpoint.books import Book
 from argosy.checkpoint.commits import Staging, Store
 from argosy.checkpoint.gathering import TensorSource
@@ -33,6 +33,7 @@ from argosy.checkpoint.neighbours import this_host
 from argosy.checkpoint.records import Facts, Outline
 from argosy.checkpoint.shares import Duty, plan_boxes, plan_shares
 from argosy.checkpoint.together import Settings
+from argosy.checkpoint.turns import Turn
 from argosy.checkpoint.votes import Common, Said, SaidTensor
 from argosy.move.boxes import Box
 from argosy.move.dtypes import itemsize
@@ -77,13 +78,13 @@ def save_together(
     group: Group,
     settings: Settings,
     plans: Plans | None = None,
-    number: int = 0,
+    turn: Turn | None = None,
 ) -> bytes | None:
     """With the other members of a group, who all call it; the manifest's bytes on the rank that commits, None elsewhere.
 
-    `gather` may fail: the others are then told why. `number`: as of Group.next_save, if it was asked for before.
+    `gather` may fail: the others are then told why. `turn`: if it has begun before.
     """
-    prepared = prepare(store, facts, gather, group, settings, plans, number)
+    prepared = prepare(store, facts, gather, group, settings, plans, turn)
     staging, outline = prepared.staging, prepared.outline
     source = TensorSource(outline.image, prepared.book.entries)
     try:
@@ -100,21 +101,16 @@ def prepare(
     group: Group,
     settings: Settings,
     plans: Plans | None = None,
-    number: int = 0,
+    turn: Turn | None = None,
 ) -> Prepared:
     """Plan a save with the other members of the group, up to the first byte."""
     # Alone, nobody need be told: then the store is locked and swept before anything is made in it.
     early = gather() if group.is_alone else None
-    number = number or group.next_save()
-    try:
+    turn = turn or Turn(group)
+    with turn.telling():
         if group.rank != 0:  # it takes away what others may have made
-            group.check_refused(number)
-        staging = store.stage(facts.step, f"{group.session}-{number}")
-    except PartnerRefused:
-        raise
-    except BaseException as failure:
-        group.refuse(number, failure)
-        raise
+            turn.check_refused()
+        staging = store.stage(facts.step, turn.nonce)
     try:
         mine = said_by(group.rank, facts, book := early or gather())
         if group.rank == 0:
@@ -123,9 +119,7 @@ def prepare(
         said = [mine]
         if not group.is_alone:
             board = FileBoard(staging.path)
-            told = boards.exchange(
-                board, votes.SAID, votes.encode(mine), group, lambda _: group.check_refused(number)
-            )
+            told = boards.exchange(board, votes.SAID, votes.encode(mine), group, turn.check_refused)
             said = votes.decode_said(told)
         common = votes.merge(said)
         # Ranks may hear at different times what has become durable; what is linked must be the same for all.
@@ -137,7 +131,7 @@ def prepare(
         outline = records.outline_of(facts, image, common)
     except PartnerFailed as failure:
         # Whatever made it end here: of a save that somebody has refused nothing is left to be cleared up by rank 0.
-        refusal = group.refusal(number)
+        refusal = turn.refusal()
         if refusal is None:
             together.give_up(staging, group, failure)
             raise
@@ -145,7 +139,7 @@ def prepare(
         raise refusal
     except BaseException as failure:
         # Those that have not come yet will not find the directory any more.
-        group.refuse(number, failure)
+        turn.refuse(failure)
         together.give_up(staging, group, failure)
         raise
     return Prepared(staging=staging, outline=outline, duties=duties, book=book)

@@ -12,6 +12,7 @@ import msgspec
 
 from argosy.checkpoint.boards import Group
 from argosy.checkpoint.intervals import Interval
+from argosy.checkpoint.turns import Turn
 
 _WARM_UP_STEPS = 5
 """The first steps are slower than the rest, and too few to go by."""
@@ -36,15 +37,15 @@ class Schedule:
             self._since = step, self._clock()
         if self._next is None and step >= self._since[0] + _WARM_UP_STEPS:
             self._measure(step)
-            self._settle(self._since[0])
+            self._settle(self._since[0], self._group.agree)
         return self._next is not None and step >= self._next
 
-    def requested(self, step: int) -> None:
-        """A save begins: all ranks call it there, and only there they talk."""
+    def requested(self, step: int, turn: Turn | None = None) -> None:
+        """A save begins: all ranks call it there, and only there they talk. Alone no turn is needed."""
         if self._since is not None:
             self._measure(step)
             self._since = step, self._clock()
-            self._settle(step)
+            self._settle(step, (turn or self._group).agree)
 
     def saved(self, cost_seconds: float) -> None:
         """What the save has cost training; it is not counted to the steps."""
@@ -61,6 +62,6 @@ class Schedule:
             self.interval.saw_steps(step - first, self._clock() - at - self._saving_seconds)
             self._saving_seconds = 0.0
 
-    def _settle(self, step: int) -> None:
+    def _settle(self, step: int, agree: Callable[[bytes], list[bytes]]) -> None:
         mine = msgspec.json.encode(step + self.interval.steps())
-        self._next = msgspec.json.decode(self._group.agree(mine)[0], type=int)
+        self._next = msgspec.json.decode(agree(mine)[0], type=int)

@@ -110,5 +110,5 @@ def test_ranks_load_their_parts_from_an_object_store_and_fail_together(ranks, tm
         where, total, kind, what = one["result"]
         assert where == objects.url
         assert total == float(whole.chunk(2, dim=1)[rank].sum())
-        assert kind == ("TimedOut" if rank == 0 else "ClusterError")
+        assert kind == ("TimedOut" if rank == 0 else "PartnerRefused")
         assert "cannot be listed" in what

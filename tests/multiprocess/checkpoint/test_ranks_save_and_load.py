@@ -295,6 +295,64 @@ def test_a_full_disk_is_an_error_of_all_ranks(ranks, tmp_path):
     assert not [name for name in os.listdir(path) if name.startswith(".staging")]
 
 
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_refused_save_leaves_the_interval_that_ranks_measure_the_same_on_all(
+    ranks, tmp_path, refusing
+):
+    path = tmp_path / "store"
+
+    def body(rank):
+        said = []
+        checkpointer = Checkpointer(path, group=groups.of_process(seconds=30))
+        checkpointer._schedule.interval.saw_save(1e-9)  # every step, once enough were seen
+        for step in range(1, 12):
+            due = checkpointer.is_due(step)
+            if step < 8:
+                said.append(due)
+                continue
+            metrics = {"loss": "low" if step == 8 and rank == refusing else 1.0}
+            try:
+                checkpointer.save(step, {"x": torch.ones(3)}, metrics=metrics)
+                said.append("saved")
+            except ArgosyError as error:
+                said.append(type(error).__name__)
+        checkpointer.close()
+        return said
+
+    results = [one["result"] for one in ranks(2, body)]
+    own, other = results[refusing], results[1 - refusing]
+    assert own[:7] == other[:7]
+    assert own[7:] == ["ConfigError", "saved", "saved", "saved"]
+    assert other[7:] == ["PartnerRefused", "saved", "saved", "saved"]
+
+
+def test_a_load_that_fails_on_one_rank_alone_fails_on_all_and_the_next_one_does_not(
+    ranks, tmp_path
+):
+    path = tmp_path / "store"
+    with Checkpointer(path, group=groups.Group()) as checkpointer:
+        checkpointer.save(1, {"x": torch.arange(3.0)})
+
+    def body(rank):
+        said = []
+        checkpointer = Checkpointer(path, group=groups.of_process(seconds=30))
+        for odd in ([], {"x": torch.zeros(4)}, None):
+            state = {"x": torch.zeros(3)}
+            try:
+                checkpointer.load(odd if rank == 1 and odd is not None else state)
+                said.append(state["x"].tolist())
+            except ArgosyError as error:
+                said.append(f"{type(error).__name__}: {error.what}")
+        checkpointer.close()
+        return said
+
+    first, second = (one["result"] for one in ranks(2, body))
+    assert second[0].startswith("ConfigError: ")
+    assert second[1].startswith("MismatchError: x")
+    assert all(re.match("PartnerRefused: rank 1 has failed: ", one) for one in first[:2]), first
+    assert first[2] == second[2] == [0.0, 1.0, 2.0]
+
+
 def test_all_ranks_fall_back_together_when_one_of_them_meets_damage(ranks, tmp_path):
     path = tmp_path / "store"
     with Checkpointer(path, group=groups.Group()) as checkpointer:

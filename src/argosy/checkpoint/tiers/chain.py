@@ -14,13 +14,13 @@ from typing import Literal, get_args
 import msgspec
 
 from argosy.checkpoint import manifests
-from argosy.checkpoint.boards import Group
 from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.peers.recalls import PeerListing
 from argosy.checkpoint.tiers import claims
 from argosy.checkpoint.tiers.remotes import RemoteListing
 from argosy.checkpoint.tiers.settings import Objects
-from argosy.errors import ArgosyError, ClusterError, HomeError, TimedOut
+from argosy.checkpoint.turns import Turn
+from argosy.errors import ArgosyError, HomeError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
 _PATIENCE_SECONDS = 120.0
@@ -34,13 +34,6 @@ class Hop(msgspec.Struct, frozen=True):
 
     step: int
     source: Tier = "disk"
-
-
-class _Hops(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 tells the others before a load."""
-
-    hops: list[Hop] = []
-    error: str = ""
 
 
 def order(steps: Mapping[Tier, Sequence[int]], odd: Collection[int] = ()) -> list[Hop]:
@@ -91,23 +84,15 @@ class Chain:
         _LOG.info("to be tried, in this order: %s", ", ".join(map(self._words, found)) or "nothing")
         return found
 
-    def agreed_hops(self, step: int | None, group: Group, more_seconds: float) -> list[Hop]:
-        """As rank 0 sees them, in all members of a group: a listing may differ from host to host. Rank 0 may have waited for so long before."""
+    def agreed_hops(
+        self, step: int | None, turn: Turn, *, is_first: bool, more_seconds: float
+    ) -> list[Hop]:
+        """As the first rank sees them, in all members of a group: a listing may differ from host to host. That rank may have waited for so long before."""
         if step is not None and self.is_disk_alone:
             return [Hop(step)]
-        found, failure = _Hops(), None
-        if group.rank == 0:
-            try:
-                found = _Hops(hops=self.hops(step))
-            except ArgosyError as caught:
-                failure, found = caught, _Hops(error=caught.what)
-        said = group.agree(msgspec.json.encode(found), more_seconds=more_seconds)
-        if failure is not None:
-            raise failure
-        found = msgspec.json.decode(said[0], type=_Hops)
-        if found.error:
-            raise ClusterError(f"rank 0: {found.error}", fix="see rank 0's own error")
-        return found.hops
+        found = self.hops(step) if is_first else []
+        said = turn.agree(msgspec.json.encode(found), more_seconds=more_seconds)
+        return msgspec.json.decode(said[0], type=list[Hop])
 
     def listing_of(self, hop: Hop) -> Listing:
         """Where a hop leads."""
