@@ -25,6 +25,8 @@ class Report:
     step: int
     faults: list[str] = field(default_factory=list)
     bytes_read: int = 0
+    is_unreadable: bool = False
+    """It may be whole: its format is newer than this program, or a key is missing."""
 
     @property
     def is_good(self) -> bool:
@@ -131,6 +133,7 @@ class Listing:
             folder = self.folder(step)
         except (CheckpointDamaged, ConfigError) as failure:
             report.faults.append(failure.what)
+            report.is_unreadable = isinstance(failure, ConfigError)
             return report
         with folder:
             verify_folder(folder, report, threads=threads, progress=progress)

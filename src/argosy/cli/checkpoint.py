@@ -173,13 +173,21 @@ def verify(arguments: Arguments) -> int:
         print(json.dumps({"store": listing.where, "checkpoints": told}))
     else:
         for report in reports:
-            is_whole = report.is_good or report.step in untrusted
-            verdict = f"whole, {size(report.bytes_read)} read" if is_whole else "damaged"
-            trust = ", but not to be trusted" if report.step in untrusted else ""
-            print(f"step {report.step}: {verdict}{trust}")
+            print(f"step {report.step}: {_verdict(report, report.step in untrusted)}")
             for fault in report.faults:
                 print(f"  {fault}")
-    return 0 if all(report.is_good for report in reports) else CheckpointDamaged.exit_code
+    bad = [report for report in reports if not report.is_good]
+    if not bad:
+        return 0
+    is_unknown = all(report.is_unreadable for report in bad)
+    return ConfigError.exit_code if is_unknown else CheckpointDamaged.exit_code
+
+
+def _verdict(report: Report, is_untrusted: bool) -> str:
+    if report.is_good or is_untrusted:
+        trust = ", but not to be trusted" if is_untrusted else ""
+        return f"whole, {size(report.bytes_read)} read{trust}"
+    return "not known: this program cannot read it" if report.is_unreadable else "damaged"
 
 
 def _is_trusted(listing: Listing, step: int, keys: list[bytes], report: Report) -> bool:
@@ -194,9 +202,10 @@ def _is_trusted(listing: Listing, step: int, keys: list[bytes], report: Report) 
 
 
 def diff(arguments: Arguments) -> int:
-    """`argosy checkpoint diff STORE FIRST SECOND`."""
-    listing = store_of(arguments)
-    paths = [str(directory_of(listing, word)) for word in arguments.words[1:]]
+    """`argosy checkpoint diff [STORE] FIRST SECOND`."""
+    *store, first, second = arguments.words
+    listing = store_of(arguments) if store else None
+    paths = [str(directory_of(listing, word)) for word in (first, second)]
     found = run_task({"task": "diff", "paths": paths}, "comparing")
     if arguments.get("json"):
         print(json.dumps(found))

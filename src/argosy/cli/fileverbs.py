@@ -96,12 +96,12 @@ FILE_VERBS = (
             _SECRET,
             JSON,
         ),
-        details="Ends with 65 when something is damaged; says which file, bytes and tensors.",
+        details="Ends with 65 when something is damaged, and says which file, bytes and tensors; with 64 when all else is whole and something cannot be read by this program: a newer format, or no key.",
         examples=("argosy checkpoint verify checkpoints --all",),
     ),
     Verb(
         "checkpoint diff",
-        "checkpoint diff STORE FIRST SECOND",
+        "checkpoint diff [STORE] FIRST SECOND",
         "how two checkpoints differ, tensor by tensor",
         entry="argosy.cli.checkpoint:diff",
         options=(
@@ -109,11 +109,14 @@ FILE_VERBS = (
             JSON,
         ),
         details=(
-            "FIRST and SECOND are steps of STORE, or step-… directories. For each tensor: the largest difference, as a number and in units\n"
+            "FIRST and SECOND are steps of STORE, or step-… directories, which need none. For each tensor: the largest difference, as a number and in units\n"
             "in the last place, and the share of elements that changed. An alarm names trained tensors that have not changed.\n"
             "A difference is infinite (null in JSON) where one side is not a number."
         ),
-        examples=("argosy checkpoint diff checkpoints 900 1000",),
+        examples=(
+            "argosy checkpoint diff checkpoints 900 1000",
+            "argosy checkpoint diff one/checkpoints/step-000001000 two/checkpoints/step-000001000",
+        ),
     ),
     Verb(
         "checkpoint export",

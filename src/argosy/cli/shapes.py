@@ -37,7 +37,7 @@ SHAPES = {
     "data show": "`{file, tokens, dtype, bytes, documents, tokenizer, …}`",
     "checkpoint ls": "`{store, checkpoints: [{step, saved_at, bytes, own_bytes, metrics, pinned, fault}]}`; `pinned`: why, or null; with `--peers` also `silent`, the hosts that did not answer",
     "checkpoint show": "`{path, step, run, saved_at, parent, world, metrics, tensors, bytes, signed, files, …}`; `tensors` is a number, with `--tensors` a list",
-    "checkpoint verify": "`{store, checkpoints: [{step, faults, bytes_read, is_good}]}`",
+    "checkpoint verify": "`{store, checkpoints: [{step, faults, bytes_read, is_good, is_unreadable}]}`",
     "checkpoint diff": "`{first, second, is_equal, changed, unchanged, only_first, only_second, reshaped, stuck}`",
     "checkpoint export": "`{step, out, form, bytes}`",
     "checkpoint import": "`{step, form, tensors, bytes, …}`",

@@ -123,10 +123,14 @@ def folder_of(arguments: Arguments) -> Folder:
     return listing.folder(newest_of(listing) if step is None else step)
 
 
-def directory_of(listing: Listing, word: str) -> Path:
+def directory_of(listing: Listing | None, word: str) -> Path:
     """A step of the store, or a directory."""
-    if not is_whole_number(word) and Path(word).is_dir():
+    if (listing is None or not is_whole_number(word)) and Path(word).is_dir():
         return Path(word).absolute()
+    if listing is None:
+        raise NotFoundError(
+            f"{word} is no directory", fix="give a step-… directory, or the store before the steps"
+        )
     return listing.directory_of(step_of(word)).absolute()
 
 

@@ -97,6 +97,20 @@ def test_verify_ends_with_65_and_names_the_tensor(store):
     assert argosy("verify", store)[0] == 0
 
 
+def test_verify_does_not_call_a_newer_format_damaged(store):
+    manifest = store / "step-000000004" / "MANIFEST.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version":1', b'"version":9', 1))
+    code, out, _ = argosy("verify", store, "--all")
+    assert code == 64
+    assert "step 4: not known: this program cannot read it\n" in out
+    assert "version 9" in out
+    assert "damaged" not in out
+    flip_a_bit(store, 3)
+    code, out, _ = argosy("verify", store, "--all")
+    assert code == 65
+    assert "step 3: damaged\n" in out
+
+
 def test_cleaning_up_keeps_the_last_the_best_and_the_pinned(store):
     argosy("pin", store, 1)
     (store / ".staging-000000009-dead").mkdir()
@@ -155,6 +169,8 @@ def test_steps_and_stores_that_are_not_there_are_66(store, tmp_path):
 
 def test_differences_and_exports_are_made_by_a_process_with_torch(store, tmp_path):
     found = asked("diff", store, 3, 4)
+    assert found == asked("diff", store / "step-000000003", store / "step-000000004")
+    assert argosy("diff", 3, 4)[0] == 66
     changed = {one["name"]: one for one in found["changed"]}
     assert changed["bias"]["changed_share"] == 1.0
     assert changed["bias"]["max_abs"] >= 0.5
