@@ -208,7 +208,7 @@ def measure_stalls(task: Task, rounds: int, directory: Path) -> dict[str, Any]:
     turn = 0
 
     def measure(side: str, save: Callable[[], Saving]) -> None:
-        found = one_turn(task, save)
+        found = one_turn(task.step, save)
         if turn:
             stalls.setdefault(side, []).append(found["stall"])
             losses.setdefault(side, []).append(found["lost"])

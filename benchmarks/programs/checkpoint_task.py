@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 WIDTH = 1024
+USUAL_STEPS = 4
 
 
 class Task:
@@ -67,19 +69,29 @@ class Saving(NamedTuple):
     """Waits for its end, and says how long steps have waited for it besides the call."""
 
 
-def one_turn(task: Task, save: Callable[[], Saving]) -> dict[str, float]:
-    """Seconds: `stall`, the call and the waits before the optimizer's steps; `lost`, all that steps took longer until the save was over."""
+def one_turn(step: Callable[[], object], save: Callable[[], Saving]) -> dict[str, float]:
+    """Seconds: `stall`, the call and the waits before the optimizer's steps; `lost`, all that steps took longer until the save was over than the usual ones before and after it."""
+    usual = seconds_of(step)
     begun = time.perf_counter()
-    for _ in range(3):
-        task.step()
-    usual, begun = (time.perf_counter() - begun) / 3, time.perf_counter()
     saving = save()
     called, count = time.perf_counter() - begun, 0
     while count < 3 or not saving.is_done():
-        task.step()
+        step()
         count += 1
-    lost = time.perf_counter() - begun - count * usual
-    return {"stall": called + saving.finish(), "lost": lost, "usual": usual}
+    spent = time.perf_counter() - begun
+    stall = called + saving.finish()
+    middle = statistics.median(usual + seconds_of(step))
+    return {"stall": stall, "lost": spent - count * middle, "usual": middle}
+
+
+def seconds_of(step: Callable[[], object]) -> list[float]:
+    """Of each of some steps without a save."""
+    found = []
+    for _ in range(USUAL_STEPS):
+        begun = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - begun)
+    return found
 
 
 def find_wrong(task: Task, save: Callable[[], Saving], load: Callable[[], object]) -> list[str]:
@@ -105,5 +117,5 @@ def take_turns(
         if line.strip() == b"check" and load is not None:
             answer = {"wrong": find_wrong(task, save, load)}
         else:
-            answer = one_turn(task, save)
+            answer = one_turn(task.step, save)
         link.sendall(json.dumps(answer).encode() + b"\n")

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import torch
 
 import argosy as ar
 
-WIDTH = 1024
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from checkpoint_task import WIDTH, Saving, one_turn
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -52,7 +54,7 @@ def trainer_of(run: ar.Run, model: torch.nn.Module) -> Any:
 
 
 def pinned(run: ar.Run) -> None:
-    """Each turn: three plain steps, a save, steps until it is durable."""
+    """Each turn as in checkpoint_task.py."""
     trainer = trainer_of(run, make_model())
     link = socket.socket(socket.AF_UNIX)
     link.connect(os.environ["BENCH_SOCKET"])
@@ -64,20 +66,18 @@ def pinned(run: ar.Run) -> None:
         next(steps)()
 
     step()
-    while lines.readline():
-        begun = time.perf_counter()
-        for _ in range(3):
-            step()
-        usual, begun = (time.perf_counter() - begun) / 3, time.perf_counter()
+    saver = trainer.parts.saver
+
+    def save() -> Saving:
         trainer.save()
-        stall, count = time.perf_counter() - begun, 0
-        while count < 3 or trainer.parts.saver.is_saving:
-            step()
-            count += 1
-        lost = time.perf_counter() - begun - count * usual
-        trainer.parts.saver.wait()
-        saved = trainer.parts.saver.checkpointer.steps()[-1]
-        answer = {"stall": stall, "lost": lost, "step": saved, "usual": usual}
+        return Saving(lambda: not saver.is_saving, finish)
+
+    def finish() -> float:
+        saver.wait()
+        return 0.0
+
+    while lines.readline():
+        answer = one_turn(step, save) | {"step": saver.checkpointer.steps()[-1]}
         link.sendall(json.dumps(answer).encode() + b"\n")
 
 
