@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from argosy.checkpoint import slots, together
-from argosy.checkpoint.boards import PartnerRefused
+from argosy.checkpoint.boards import PartnerFailed, PartnerLost
 from argosy.checkpoint.deliveries import Deliveries, Delivery
 from argosy.checkpoint.handles import SaveHandle
 from argosy.checkpoint.saving import Prepared
@@ -214,8 +214,10 @@ class Background:
 
 
 def _is_news(handle: SaveHandle) -> bool:
-    is_own = not isinstance(handle.error, PartnerRefused)
-    return handle.error is not None and not handle.is_reported and is_own
+    """Not of another rank, which raises it itself: else failures would follow each other from rank to rank."""
+    error = handle.error
+    is_own = not isinstance(error, PartnerFailed) or isinstance(error, PartnerLost)
+    return error is not None and not handle.is_reported and is_own
 
 
 class _Task(Delivery):

@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -49,9 +49,13 @@ class PartnerLost(PartnerFailed):
 
     def __init__(self, rank: int) -> None:
         super().__init__(
-            f"rank {rank} has ended before it had handed its part over", fix="see its own error"
+            f"rank {rank} has ended before it had done its part", fix="see its own error"
         )
         self.rank = rank
+
+
+class BoardGone(ClusterError):
+    """What was to be said or read cannot be: whoever hosts the board has ended."""
 
 
 class Board(Protocol):
@@ -113,7 +117,8 @@ class StoreBoard:
 
     def post(self, key: str, data: bytes) -> None:
         """Put it up."""
-        self._store.set(f"{self._prefix}/{key}", data)
+        with _reaching_store():
+            self._store.set(f"{self._prefix}/{key}", data)
 
     def is_there(self) -> bool:
         """It lives as long as the group."""
@@ -122,15 +127,29 @@ class StoreBoard:
     def find(self, key: str) -> bytes | None:
         """Read it."""
         name = f"{self._prefix}/{key}"
-        return bytes(self._store.get(name)) if self._store.check([name]) else None
+        with _reaching_store():
+            return bytes(self._store.get(name)) if self._store.check([name]) else None
 
     def enlist(self, name: str) -> int:
         """How many had enlisted under the name before."""
-        return int(self._store.add(f"{self._prefix}/{name}", 1)) - 1
+        with _reaching_store():
+            return int(self._store.add(f"{self._prefix}/{name}", 1)) - 1
 
     def enlisted(self, name: str) -> int:
         """How many have."""
-        return int(self._store.add(f"{self._prefix}/{name}", 0))
+        with _reaching_store():
+            return int(self._store.add(f"{self._prefix}/{name}", 0))
+
+
+@contextlib.contextmanager
+def _reaching_store() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as failure:  # what torch's stores raise
+        raise BoardGone(
+            f"the store of torch.distributed cannot be reached: {failure}",
+            fix="see whether the process that hosts it lives (rank 0, or the launcher)",
+        )
 
 
 Check = Callable[[Sequence[int]], None]
@@ -215,8 +234,8 @@ class Group:
             return None
         try:
             return board.find(key)
-        except RuntimeError:
-            return None  # the store is gone with whoever hosted it, which is found in other ways
+        except BoardGone:
+            return None  # with whoever hosted it, which is found in other ways
 
     def _tell(self) -> None:
         with self._telling:
@@ -224,8 +243,8 @@ class Group:
         board = self._met.board
         for key, data in told.items():
             if board is not None:
-                # A store that is gone has nobody who would look.
-                with contextlib.suppress(RuntimeError, OSError):
+                # A board that is gone has nobody who would look.
+                with contextlib.suppress(ArgosyError):
                     board.post(key, data)
 
     def agree(self, mine: bytes) -> list[bytes]:

@@ -17,9 +17,15 @@ from argosy.checkpoint.entries import Entry, entry_of
 from argosy.checkpoint.guards import SnapshotTorn
 from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Opened
+from argosy.errors import ConfigError, MismatchError
 from argosy.move.placements import Pieces, local_of
 
 Place = tuple[Any, ...]
+_DTYPES = {
+    np.dtype(one)
+    for one in ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
+}
+"""Of arrays that are kept as tensors."""
 
 
 class Aside(NamedTuple):
@@ -59,6 +65,7 @@ class Book:
         self.parameters: dict[int, str] = {}
         """Names of parameters by identity, for optimizers."""
         self._places: dict[tuple[Any, ...], str] = {}
+        self._names: set[str] = set()
 
     def stored_name(self, name: str) -> str:
         """What the checkpoint calls a tensor of the state."""
@@ -77,6 +84,13 @@ class Book:
         self, name: str, value: torch.Tensor | Pieces, kind: Kind, *, is_destination: bool = False
     ) -> None:
         """A tensor; one that is the very memory of another becomes its alias."""
+        if not is_destination:
+            self._claim(name)
+            if isinstance(value, torch.Tensor) and value.is_nested:
+                raise ConfigError(
+                    f"{name} is a nested tensor, which a checkpoint cannot hold",
+                    fix="save its values() and offsets()",
+                )
         aside = self._aside.get(id(value))
         place = place_of(value) if aside is None else aside.place
         if place is not None:
@@ -93,12 +107,20 @@ class Book:
             )
         self.entries.append(entry)
 
+    def _claim(self, name: str) -> None:
+        if name in self._names:
+            raise MismatchError(
+                f"the state has two tensors of the name {name}",
+                fix="give one of them another key: a module under `model` has its plain names",
+            )
+        self._names.add(name)
+
     def store(self, path: str, value: Any, kind: Kind = "extra") -> dict[str, Any] | None:
         """A leaf of a tree that is kept as a tensor."""
         if isinstance(value, (torch.Tensor, Pieces)):
             self.add(path, value, kind)
             return {"$tensor": self.aliases.get(path, path)}
-        if isinstance(value, np.ndarray) and value.dtype.kind in "buif":
+        if is_array(value):
             self.add(path, torch.from_numpy(_native(value)), kind)
             return {"$array": self.aliases.get(path, path)}
         if isinstance(value, (bytes, bytearray, memoryview)):
@@ -155,6 +177,12 @@ def room_in(value: torch.Tensor | Pieces | npt.NDArray[Any]) -> torch.Tensor | P
         return torch.from_numpy(value) if value.flags.writeable else None
     except (TypeError, ValueError):
         return None
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array that torch can have as it is; of other kinds something would be lost, like a mask."""
+    is_plain = type(value) in (np.ndarray, np.memmap)
+    return is_plain and value.dtype.kind in "buifc" and value.dtype.newbyteorder("=") in _DTYPES
 
 
 def _native(value: npt.NDArray[Any]) -> npt.NDArray[Any]:

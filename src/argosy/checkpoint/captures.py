@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from argosy.checkpoint import trees
-from argosy.checkpoint.books import Aside, Book, Part, place_of
+from argosy.checkpoint.books import Aside, Book, Part, is_array, place_of
 from argosy.checkpoint.guards import Guards
 from argosy.move.placements import Pieces
 
@@ -51,7 +50,7 @@ class Taken:
         """Set it aside, unless only an optimizer's step changes it."""
         if id(value) in self._guarded or id(value) in self.aside:
             return
-        if type(value) not in _PLAIN or value.layout != torch.strided:
+        if type(value) not in _PLAIN or value.layout != torch.strided or value.is_nested:
             raise NotTaken
         self._room -= value.nbytes
         if self._room < 0 or not value.is_contiguous() or value.is_meta:
@@ -75,7 +74,7 @@ class Leaves:
         elif isinstance(value, (bytes, bytearray, memoryview)):
             self._found.append((path, bytes(value)))
             return {"$bytes": path}
-        elif isinstance(value, np.ndarray) and value.dtype.kind in "buif":
+        elif is_array(value):
             self._found.append((path, value.copy()))
             return {"$array": path}
         else:

@@ -171,9 +171,11 @@ class Checkpointer:
         """
         begun, turn = time.monotonic(), Turn(self._group)
         with turn.telling():
+            self._group.met()  # else nobody would hear of a refusal
             if self._background is not None:
                 self._background.wait() if wait else self._background.raise_failed()
             check_state(state)
+            store = self._opened_store()
             facts = self._requested(step, begun, metrics, attachments, turn)
 
         def gather() -> Book:
@@ -183,10 +185,10 @@ class Checkpointer:
 
         path = self.path / names.step_name(step)
         try:
-            store = self._opened_store()
             if not wait:
                 handle = SaveHandle(step, path)
-                self._save_beside(facts, state, streams, gather, handle, turn)
+                with turn.telling():
+                    self._save_beside(facts, state, streams, gather, handle, turn)
                 self._schedule.saved(time.monotonic() - begun)
                 return handle
             total = [0]
@@ -354,22 +356,25 @@ class Checkpointer:
         is_first, seconds = self._group.rank == 0, self._writing.deadline_seconds
         hops = self._chain.agreed_hops(step, turn, is_first=is_first, more_seconds=seconds)
         if step is not None and len(hops) == 1:
-            return self._load_one(hops[0], state, rules, streams)
+            turn.agree_on(step)
+            loaded = self._load_one(hops[0], state, rules, streams)
+            turn.agree(b"")  # no rank goes on without the others
+            return loaded
         refusals = Refusals()
         for hop in hops:
-            loaded: Loaded | None = None
+            found: Loaded | None = None
             own: ArgosyError | None = None
             try:
-                loaded = self._load_one(hop, state, rules, streams)
+                found = self._load_one(hop, state, rules, streams)
             except (CheckpointDamaged, NotFoundError, ConfigError, HomeError, TimedOut) as failure:
                 own = failure
                 if isinstance(failure, CheckpointDamaged) and hop.source == "disk":
                     self.catalogue.mark_damaged(hop.step)
             # It counts when every rank has it whole, so that all of them resume from the same step.
             why = _first_of(turn.agree((own.what if own else "").encode()))
-            if loaded is not None and not why:
-                loaded.skipped = refusals.texts
-                return loaded
+            if found is not None and not why:
+                found.skipped = refusals.texts
+                return found
             refusals.add(hop.step, self._chain.listing_of(hop).where, why, own)
         if refusals.texts:
             raise refusals.error(self.path, step)
@@ -498,7 +503,10 @@ class Checkpointer:
 
     def _opened_store(self) -> Store:
         if self._store is None:
-            self._store = Store(self.path, files=self._files)
+            verify = self.catalogue.verify
+            self._store = Store(
+                self.path, files=self._files, is_whole=lambda step: verify(step).is_good
+            )
         return self._store
 
     def _lock(self) -> None:

@@ -88,7 +88,9 @@ def clean(
     known, found.damaged = survey(listing, held() if held is not None else ())
     now, free = time.time(), store.free_bytes()
     if retention.wants_verified(known, keep, now=now, free_bytes=free):
-        found.verified = _prove(listing, known, verify or listing.verify, found.damaged)
+        found.verified = _prove(
+            listing, known, verify or listing.verify, found.damaged, is_dry=is_dry
+        )
     if found.verified is None:
         return found
     planned = retention.plan(known, keep, {found.verified}, now=now, free_bytes=free)
@@ -122,17 +124,21 @@ def _prove(
     known: list[Known],
     verify: Callable[[int], Report],
     damaged: list[str],
+    *,
+    is_dry: bool,
 ) -> int | None:
     """The newest whose every byte is right."""
     for one in sorted(known, key=lambda one: -one.step):
         report = verify(one.step)
         mark = listing.path / names.damaged_name(one.step)
         if report.is_good:
-            mark.unlink(missing_ok=True)
+            if not is_dry:
+                mark.unlink(missing_ok=True)
             return one.step
         if not one.is_damaged:
             damaged.append(f"step {one.step}: {report.faults[0]}")
-        mark.touch()
+        if not is_dry:
+            mark.touch()
         _LOG.warning("step %d is damaged and not counted: %s", one.step, report.faults[0])
     return None
 

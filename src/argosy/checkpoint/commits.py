@@ -34,9 +34,17 @@ def _nothing() -> None:
 class Store:
     """A directory of checkpoints, opened for saving."""
 
-    def __init__(self, path: Path, *, files: Files = FILES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        files: Files = FILES,
+        is_whole: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        """`is_whole` reads a step that is noted to be damaged once more before a new save takes its place."""
         self.path = path
         self._files = files
+        self._is_whole = is_whole
         self._lock: int | None = None
         self._locked_by = 0
         """The process that gives the lock back to all, unless it is lent."""
@@ -92,7 +100,7 @@ class Store:
         self._lock, self._locked_by = found, os.getpid()
 
     def stage(self, step: int, nonce: str | None = None) -> Staging:
-        """A new staging directory; with a nonce, the one that all ranks of a save share."""
+        """A new staging directory; with a nonce, the one that all ranks of a save share: FileNotFoundError when another has taken it away at once."""
         name = names.staging_name(step, nonce or secrets.token_hex(6))
         if self.is_locked:
             self.clear(step)
@@ -119,6 +127,9 @@ class Store:
     def clear(self, step: int) -> None:
         """Remove a checkpoint that was read and is not whole, so that its step can be saved again; only the holder of the lock may."""
         if self._is_replaceable(step) and (self.path / names.step_name(step)).exists():
+            if self._is_whole(step):
+                (self.path / names.damaged_name(step)).unlink(missing_ok=True)
+                self.check_absent(step)
             _LOG.warning("step %d of %s is damaged: a new save takes its place", step, self.path)
             self.remove(step)
 

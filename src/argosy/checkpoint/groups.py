@@ -10,10 +10,10 @@ from functools import partial
 
 import torch.distributed as dist
 
-from argosy.checkpoint import meetings
+from argosy.checkpoint import absences, meetings
 from argosy.checkpoint.boards import Group, Met, StoreBoard
 from argosy.checkpoint.neighbours import Neighbours, this_host
-from argosy.errors import ClusterError, ConfigError
+from argosy.errors import ConfigError
 
 _count = itertools.count()
 
@@ -35,13 +35,8 @@ def _meet(number: int, seconds: float) -> Met:
         )
     store = group.get_group_store()
     hall = StoreBoard(store, f"argosy.checkpoint/{number}")
-    try:
-        session = meetings.meet(hall, group.rank(), group.size(), seconds)
-    except RuntimeError as failure:
-        raise ClusterError(
-            f"the store of torch.distributed cannot be reached: {failure}",
-            fix="see whether the process that hosts it lives (rank 0, or the launcher)",
-        )
+    session = meetings.meet(hall, group.rank(), group.size(), seconds)
     board = StoreBoard(store, f"argosy.checkpoint/{session}")
+    absences.announce(board, group.rank())
     host = this_host()
     return Met(session, board, Neighbours(board, f"{session}/{host}") if host else None)

@@ -20,7 +20,7 @@ from argosy.checkpoint import sharing
 from argosy.checkpoint.directio import ALIGNMENT, BLOCK_BYTES
 from argosy.checkpoint.sharing import Need, Offer, Stretch, Wanted
 from argosy.checkpoint.windows import Block, Window
-from argosy.errors import ArenaGone, NoRoom
+from argosy.errors import ArenaGone, ClusterError, NoRoom
 
 _LOG = logging.getLogger("argosy.checkpoint")
 # Made here: what a type is made of is looked up at its first use, which two threads must not do at once.
@@ -146,12 +146,12 @@ class Visit:
                 _LOG.info("%d ranks of this host have not said what they load", missing)
             self._keep_mutual()
             pieces = self._offer(needs)
-        except RuntimeError as failure:  # what torch's stores raise
+        except ClusterError as failure:  # the board is gone
             _LOG.warning("ranks of this host cannot be asked what they load: %s", failure)
             return []
         try:
             pieces += self._accept(needs)
-        except RuntimeError as failure:
+        except ClusterError as failure:
             # What was offered is read for the others all the same.
             _LOG.warning("ranks of this host cannot be asked what they read: %s", failure)
         return sorted(pieces, key=lambda one: (one.stretch.file, one.stretch.start, one.reader))

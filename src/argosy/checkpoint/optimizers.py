@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from argosy.checkpoint import trees
+from argosy.checkpoint import names, trees
 from argosy.checkpoint.books import Book, decoded
 from argosy.checkpoint.captures import Later, Leaves, NotTaken, Taken
 from argosy.checkpoint.guards import Members, members_of
 from argosy.checkpoint.opened import Opened
-from argosy.errors import ConfigError, MismatchError
+from argosy.errors import CheckpointDamaged, ConfigError, MismatchError
 from argosy.move.placements import buffers, is_dtensor, like
 
 
@@ -76,6 +76,11 @@ class OptimizerState:
                 f"{opened.path.name} has no optimizer under {self._key!r}",
                 fix="save under the same keys, or leave the optimizer out of the load",
             )
+        if not _is_whole(tree):
+            raise CheckpointDamaged(
+                f"{names.VALUES} of {opened.path.name} makes no sense under {self._key!r}",
+                fix="use another checkpoint",
+            )
         members: list[tuple[str, str, torch.Tensor]] = []
         grouped: list[list[str]] = []
         for place, group in enumerate(self._optimizer.param_groups):
@@ -109,11 +114,11 @@ class OptimizerState:
         book: Book,
         opened: Opened,
         tree: Any,
-        names: tuple[str, str],
+        called: tuple[str, str],
         parameter: torch.Tensor,
     ) -> None:
         """Of a parameter, by its names here and in the checkpoint."""
-        own, stored = names
+        own, stored = called
         state: dict[str, Any] = {}
         now = self._optimizer.state.get(parameter, {})
         for member in tree["tensors"].get(stored, ()):
@@ -155,6 +160,25 @@ class OptimizerState:
 
 _TREE = {"groups", "state", "tensors"}
 """What the tree of an optimizer has; one that was imported without names of parameters is a plain value."""
+
+
+def _is_whole(tree: dict[str, Any]) -> bool:
+    """Whether the tree of an optimizer can be what was written."""
+    groups, tensors, state = tree["groups"], tree["tensors"], tree["state"]
+    return (
+        isinstance(groups, list)
+        and all(isinstance(one, dict) and _are_texts(one.get("parameters")) for one in groups)
+        and isinstance(tensors, dict)
+        and all(map(_are_texts, tensors.values()))
+        and isinstance(state, dict)
+        and all(isinstance(one, dict) for one in state.values())
+    )
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
 STRUCTURE = ("params", "param_names")
 """Keys of a parameter group that are no settings."""
 _SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}

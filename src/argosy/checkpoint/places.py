@@ -6,6 +6,7 @@ are places of tiers/.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from argosy.checkpoint import directio, names
 from argosy.checkpoint.directio import Files
 from argosy.checkpoint.manifests import FileRecord
 from argosy.errors import CheckpointDamaged, NotFoundError
+
+_NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Nothing is there, or a link, which is not followed. Whatever else goes wrong says nothing about the checkpoint."""
 
 
 class Place(Protocol):
@@ -54,11 +58,13 @@ class Directory:
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(
                 f"{path} is no checkpoint: there is no such directory",
                 fix="give a step-… directory, or a step that `argosy checkpoint ls` shows",
             )
+        except OSError as failure:
+            raise directio.disk_error(failure, f"{path} cannot be opened")
 
     def read_manifest(self) -> bytes:
         """All of it."""
@@ -74,8 +80,10 @@ class Directory:
         """All of it."""
         try:
             descriptor = self.files.open(name, os.O_RDONLY, self._fd)
-        except OSError:
-            return None
+        except OSError as failure:
+            if failure.errno in _NO_SUCH_FILE:
+                return None
+            raise directio.disk_error(failure, f"{self.path / name} cannot be opened")
         try:
             size = os.fstat(descriptor).st_size
             if size > most_bytes:
@@ -107,7 +115,9 @@ class Directory:
         other = self.path.absolute().parent / names.step_name(record.origin.step)
         try:
             directory = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
+        except OSError as failure:
+            if failure.errno not in _NO_SUCH_FILE:
+                raise directio.disk_error(failure, f"{other} cannot be opened")
             raise CheckpointDamaged(
                 f"{self.path.name} refers to {other.name}, which is gone",
                 fix="use another checkpoint",

@@ -19,6 +19,7 @@ from argosy.checkpoint import streams, trees
 from argosy.checkpoint.books import Book, Part, decoded, room_in
 from argosy.checkpoint.captures import Later, Leaves, Taken
 from argosy.checkpoint.modules import ModuleState
+from argosy.checkpoint.names import VALUES
 from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.optimizers import OptimizerState
 from argosy.errors import CheckpointDamaged, ConfigError, MismatchError
@@ -111,6 +112,11 @@ class TreeState:
 
     def _own_of(self, tree: Any, rank: int, opened: Opened) -> Any:
         name = f"rank-{rank:05d}"
+        if tree is not None and not isinstance(tree, dict):
+            raise CheckpointDamaged(
+                f"{VALUES} of {opened.path.name} makes no sense under {self._key!r}",
+                fix="use another checkpoint",
+            )
         if tree and name not in tree:
             _LOG.warning(
                 "%s was saved by a world of %d: rank %d has nothing under %r and keeps what it has",

@@ -108,9 +108,14 @@ def prepare(
     early = gather() if group.is_alone else None
     turn = turn or Turn(group)
     with turn.telling():
+        turn.saves(facts.step)
         if group.rank != 0:  # it takes away what others may have made
             turn.check_refused()
-        staging = store.stage(facts.step, turn.nonce)
+        try:
+            staging = store.stage(facts.step, turn.nonce)
+        except FileNotFoundError:
+            turn.check_refused()
+            raise PartnerFailed("the save was given up by another rank", fix="see its own error")
     try:
         mine = said_by(group.rank, facts, book := early or gather())
         if group.rank == 0:
@@ -119,7 +124,7 @@ def prepare(
         said = [mine]
         if not group.is_alone:
             board = FileBoard(staging.path)
-            told = boards.exchange(board, votes.SAID, votes.encode(mine), group, turn.check_refused)
+            told = boards.exchange(board, votes.SAID, votes.encode(mine), group, turn.check)
             said = votes.decode_said(told)
         common = votes.merge(said)
         # Ranks may hear at different times what has become durable; what is linked must be the same for all.
@@ -133,6 +138,7 @@ def prepare(
         # Whatever made it end here: of a save that somebody has refused nothing is left to be cleared up by rank 0.
         refusal = turn.refusal()
         if refusal is None:
+            turn.refuse(failure)
             together.give_up(staging, group, failure)
             raise
         staging.abandon()

@@ -44,8 +44,9 @@ class Schedule:
         """A save begins: all ranks call it there, and only there they talk. Alone no turn is needed."""
         if self._since is not None:
             self._measure(step)
-            self._since = step, self._clock()
             self._settle(step, (turn or self._group).agree)
+            # Only now: of a save that one rank refuses all go on counting from the same step.
+            self._since = step, self._clock()
 
     def saved(self, cost_seconds: float) -> None:
         """What the save has cost training; it is not counted to the steps."""

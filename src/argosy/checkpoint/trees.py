@@ -29,6 +29,8 @@ def encode(value: Any, store: Store, path: str = "", depth: int = 0) -> Any:
     """A tree that JSON can hold; ConfigError names the place of what it cannot."""
     if depth > names.MOST_DEPTH:
         raise ConfigError(f"{path} is nested deeper than {names.MOST_DEPTH}", fix="flatten it")
+    if type(value) is str:
+        return _checked(value, path)
     if type(value) in _PLAIN:
         return value
     if isinstance(value, np.generic):
@@ -48,18 +50,33 @@ def encode(value: Any, store: Store, path: str = "", depth: int = 0) -> Any:
         return _encode_mapping(value, store, path, depth)
     stored = store(path, value)
     if stored is None:
+        kind = type(value).__name__ + (f" of {value.dtype}" if type(value) is np.ndarray else "")
         raise ConfigError(
-            f"{path} is a {type(value).__name__}, which a checkpoint cannot hold",
+            f"{path} is a {kind}, which a checkpoint cannot hold",
             fix="give tensors, numpy arrays, bytes, numbers, texts, lists and dicts of them, or an object with state_dict()",
         )
     return stored
+
+
+def _checked(text: str, path: str) -> str:
+    """A text that has a form in bytes; half of a character has none."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{path} has the text {text!r}, which is not Unicode",
+                fix="keep it as bytes: text.encode(errors='surrogateescape')",
+            )
+    return text
 
 
 def _encode_mapping(value: Mapping[Any, Any], store: Store, path: str, depth: int) -> Any:
     is_plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
     if is_plain:
         return {
-            key: encode(one, store, _joined(path, key), depth + 1) for key, one in value.items()
+            _checked(key, path): encode(one, store, _joined(path, key), depth + 1)
+            for key, one in value.items()
         }
     pairs = []
     for key, one in value.items():

@@ -11,7 +11,16 @@ from contextlib import contextmanager
 
 import msgspec
 
-from argosy.checkpoint.boards import Group, PartnerRefused, error_of, failure_of
+from argosy.checkpoint.absences import Departures
+from argosy.checkpoint.boards import (
+    Group,
+    PartnerFailed,
+    PartnerLost,
+    PartnerRefused,
+    error_of,
+    failure_of,
+)
+from argosy.errors import MismatchError
 
 
 class Turn:
@@ -21,6 +30,8 @@ class Turn:
         self._group = group
         self._number = group.next_number()
         self._rounds = 0
+        self._departures: Departures | None = None
+        self._step: int | None = None
 
     @property
     def nonce(self) -> str:
@@ -33,28 +44,60 @@ class Turn:
         return self._group.exchange(
             f"turn-{self._number}-{self._rounds}",
             mine,
-            self.check_refused,
+            self.check,
             more_seconds=more_seconds,
         )
+
+    def agree_on(self, step: int) -> None:
+        """MismatchError when members load different steps."""
+        steps = [int(said) for said in self.agree(b"%d" % step)]
+        odd = [rank for rank, other in enumerate(steps) if other != steps[0]]
+        if odd:
+            raise MismatchError(
+                f"rank {odd[0]} loads step {steps[odd[0]]}, rank 0 step {steps[0]}",
+                fix="load the same step on all ranks",
+            )
 
     @contextmanager
     def telling(self) -> Iterator[None]:
         """The others hear of whatever is raised within it."""
         try:
             yield
-        except PartnerRefused:
-            raise
         except BaseException as failure:
             self.refuse(failure)
             raise
 
     def refuse(self, failure: BaseException) -> None:
-        """Tell the others, as soon as they are met, that this member has no part in the turn; they may come to it long after this."""
+        """Tell the others, as soon as they are met, that this member has no part in the turn; they may come to it long after this.
+
+        A failure of another member is told by that one, unless it has ended.
+        """
+        if isinstance(failure, PartnerFailed) and not isinstance(failure, PartnerLost):
+            return
         self._group.tell(self._key, msgspec.json.encode(failure_of(self._group, failure)))
 
-    def check_refused(self, missing: Sequence[int] = ()) -> None:
+    def saves(self, step: int) -> None:
+        """Say which step is saved: who would save another one is found by `check`."""
+        self._step = step
+        if self._group.rank == 0:
+            self._group.tell(f"step-{self._number}", b"%d" % step)
+
+    def check(self, missing: Sequence[int]) -> None:
+        """PartnerRefused when a member has refused the turn, PartnerLost when one that is missing has ended, MismatchError when the first saves another step."""
+        self.check_refused()
+        told = None if self._step is None else self._group.heard(f"step-{self._number}")
+        if told is not None and int(told) != self._step:
+            raise MismatchError(
+                f"rank {self._group.rank} saves step {self._step}, rank 0 step {int(told)}",
+                fix="save the same step on all ranks",
+            )
+        board = self._group.met().board
+        if board is not None:
+            self._departures = self._departures or Departures(board)
+            self._departures.check(missing)
+
+    def check_refused(self) -> None:
         """PartnerRefused when a member has refused the turn."""
-        del missing
         found = self.refusal()
         if found is not None:
             raise found

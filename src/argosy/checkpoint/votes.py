@@ -118,11 +118,6 @@ def merge(said: Sequence[Said]) -> Common:
 def _compare(rank: int, before: SaidTensor, other: int, tensor: SaidTensor) -> None:
     for what in ("shape", "dtype", "kind", "meaning"):
         ours, theirs = getattr(tensor, what), getattr(before, what)
-        if ours != theirs and rank == other:
-            raise MismatchError(
-                f"the state has two tensors of the name {tensor.name}, of {what} {theirs} and {ours}",
-                fix="give one of them another key: a module under `model` has its plain names",
-            )
         if ours != theirs:
             raise MismatchError(
                 f"{tensor.name}: rank {rank} has {what} {theirs}, rank {other} has {ours}",

@@ -107,7 +107,9 @@ def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(generation, tmp_
         if rank == 1:
             told.touch()  # the writer has answered this rank, too
         else:
+            deadline = time.monotonic() + 60
             while not told.exists():
+                assert time.monotonic() < deadline
                 time.sleep(0.005)
             os.kill(slow._deliveries.writer.writer_pid, signal.SIGSTOP)
         killed()

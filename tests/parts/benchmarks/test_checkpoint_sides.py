@@ -40,7 +40,7 @@ def test_the_wait_for_the_lock_is_part_of_the_stall(tasks, task):
         return tasks.Saving(is_staged.is_set, lambda: task.waited_seconds - before)
 
     begun = time.perf_counter()
-    found = tasks.one_turn(task, save)
+    found = tasks.one_turn(task.step, save)
     assert 0 < task.waited_seconds - before <= found["stall"] <= time.perf_counter() - begun
 
 

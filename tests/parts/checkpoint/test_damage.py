@@ -253,6 +253,38 @@ def test_what_cannot_be_read_is_gone_around_and_named_when_asked_for(store):
         checkpointer.load({"user": {}, "note": ""}, step=2)
 
 
+class Locked(Files):
+    """A manifest that is there and cannot be opened, for whatever reason that may pass."""
+
+    def open(self, name, flags, directory):
+        if name == "MANIFEST.json" and not flags & os.O_CREAT:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().open(name, flags, directory)
+
+
+def test_a_manifest_that_cannot_be_opened_is_no_damage_and_costs_nothing(store):
+    with pytest.raises(ArgosyError, match="Input/output error"):
+        Checkpointer(store, writing=Writing(files=Locked())).load({"user": {}, "note": ""})
+    assert not [name for name in os.listdir(store) if name.startswith(".damaged")]
+    with Checkpointer(store) as checkpointer, pytest.raises(ConfigError, match="never overwritten"):
+        checkpointer.save(2, {"user": tensors(2), "note": ""})
+    assert loaded_step(store).step == 2
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_step_that_has_become_whole_again_is_not_replaced(store, wait):
+    path = store / "step-000000002" / "extra-00001-of-00001.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    assert loaded_step(store).step == 1
+    path.write_bytes(data)
+    state = {"user": tensors(2), "note": ""}
+    with Checkpointer(store) as checkpointer, pytest.raises(ConfigError, match="never overwritten"):
+        checkpointer.save(2, state, wait=wait).wait()
+    assert loaded_step(store).step == 2
+    assert not [name for name in os.listdir(store) if name.startswith(".damaged")]
+
+
 class Small(Files):
     """A disk with little room."""
 

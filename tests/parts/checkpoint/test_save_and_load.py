@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from argosy.checkpoint import Checkpointer, Keep, PerRank, Rules, saving
 from argosy.checkpoint.boards import Group
+from argosy.checkpoint.optimizers import OptimizerState
 from argosy.cli.app import main
-from argosy.errors import ConfigError, MismatchError, NotFoundError
+from argosy.errors import CheckpointDamaged, ConfigError, MismatchError, NotFoundError
 
 
 class Net(torch.nn.Module):
@@ -457,10 +458,89 @@ def test_arrays_are_filled_where_they_are_and_stay_arrays(tmp_path, wait):
         Checkpointer(tmp_path).load({"top": fixed})
 
 
-def test_two_tensors_of_one_name_are_refused(tmp_path):
-    state = {"model": torch.nn.Linear(2, 2), "weight": torch.ones(2, 2)}
-    with pytest.raises(MismatchError, match="two tensors of the name weight"):
-        Checkpointer(tmp_path).save(1, state)
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ({"model": torch.nn.Linear(2, 2), "weight": torch.ones(2, 2)}, "weight"),
+        ({"x": {"a/b": torch.ones(1), "a": {"b": torch.zeros(1)}}}, "x/a/b"),
+        ({"x": {1: torch.ones(1), "1": torch.zeros(1)}}, "x/1"),
+    ],
+)
+def test_two_tensors_of_one_name_are_refused(tmp_path, wait, state, name):
+    checkpointer = Checkpointer(tmp_path)
+    with pytest.raises(MismatchError, match=f"two tensors of the name {name}"):
+        checkpointer.save(1, state, wait=wait).wait()
+    assert checkpointer.steps() == []
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (np.ma.masked_array([1.0, 2.0], [True, False]), "x/y is a MaskedArray"),
+        (np.zeros(2, np.longdouble), "x/y is a ndarray of float"),
+        (np.array(["a"]), "x/y is a ndarray of <U1"),
+        ("half \udc80", "x/y has the text 'half"),
+        ({"half \udc80": 1}, "x/y has the text 'half"),
+        (
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "x/y is a nested tensor",
+        ),
+    ],
+)
+def test_what_a_checkpoint_cannot_hold_is_refused_by_its_place(tmp_path, wait, value, why):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = {"model": model, "optimizer": optimizer, "x": {"y": value}}
+    with Checkpointer(tmp_path) as checkpointer:
+        with pytest.raises(ConfigError, match=why):
+            checkpointer.save(1, state, wait=wait).wait()
+        checkpointer.save(1, {"x": 1})
+
+
+def test_complex_arrays_come_back(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"x": {"a": np.array([1 + 2j]), "b": np.array([3j], np.complex64)}})
+        loaded = checkpointer.load({"x": {}})
+    found = loaded.values["x"]
+    assert found["a"].dtype == np.complex128
+    assert found["a"].tolist() == [1 + 2j]
+    assert found["b"].dtype == np.complex64
+    assert found["b"].tolist() == [3j]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"groups": 3, "state": {}, "tensors": {}},
+        {"groups": [{"lr": 0.1}], "state": {}, "tensors": {}},
+        {"groups": [{"parameters": ["weight", "bias"]}], "state": [], "tensors": {}},
+        {"groups": [{"parameters": ["weight", 3]}], "state": {}, "tensors": {}},
+        {"groups": [{"parameters": ["weight", "bias"]}], "state": {}, "tensors": {"weight": 1}},
+        {"groups": [{"parameters": ["weight", "bias"]}], "state": {"bias": 1}, "tensors": {}},
+    ],
+)
+def test_values_that_lie_about_an_optimizer_are_damage_and_the_older_step_is_loaded(
+    tmp_path, tree, monkeypatch
+):
+    model = torch.nn.Linear(2, 2)
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {**state, "mine": PerRank(3)})
+    with Checkpointer(tmp_path) as checkpointer:
+        monkeypatch.setattr(
+            OptimizerState,
+            "_write",
+            lambda self, book, settings, members: book.values.update(optimizer=tree),
+        )
+        checkpointer.save(2, {**state, "mine": 7})
+        monkeypatch.undo()
+        with pytest.raises(CheckpointDamaged, match="makes no sense under 'optimizer'"):
+            checkpointer.load(state, 2)
+        with pytest.raises(CheckpointDamaged, match="makes no sense under 'mine'"):
+            checkpointer.load({"mine": PerRank(0)}, 2)
+        assert checkpointer.load(state).step == 1
 
 
 def test_tensors_in_dicts_have_the_shape_that_was_saved_or_none_yet(tmp_path):

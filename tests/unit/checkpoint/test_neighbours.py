@@ -10,7 +10,7 @@ from argosy.checkpoint import windows
 from argosy.checkpoint.neighbours import Neighbours, Piece
 from argosy.checkpoint.sharing import Measure, Need, Stretch
 from argosy.checkpoint.windows import Window
-from argosy.errors import ArenaGone
+from argosy.errors import ArenaGone, ClusterError
 
 CHUNK = 1 << 20
 NEEDS = {"a": Need(np.arange(3), CHUNK, 3 * CHUNK)}
@@ -32,7 +32,7 @@ class Board:
 
     def post(self, key, data):
         if self.is_gone:
-            raise RuntimeError("connection reset")
+            raise ClusterError("connection reset")
         self.said[key] = data
 
     def find(self, key):
