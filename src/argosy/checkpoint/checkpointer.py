@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, SupportsFloat, overload
@@ -108,10 +108,12 @@ class Checkpointer:
         uploader = copier = None
         if objects is not None and self._group.rank == 0:
             advanced = partial(self.reports.advance, "uploaded")
-            uploader = Uploader(self.path, run, objects, self._hear_upload, advanced)
+            hear = partial(self._hear_sent, "uploaded", "upload_failed")
+            uploader = Uploader(self.path, run, objects, hear, advanced)
         if joined is not None and joined.is_first:
             advanced = partial(self.reports.advance, "copied")
-            copier = Uploader(self.path, run, joined.copying, self._hear_copy, advanced)
+            hear = partial(self._hear_sent, "copied", "copy_failed")
+            copier = Uploader(self.path, run, joined.copying, hear, advanced)
         self._senders = Senders(uploader, copier)
         self.cleaner = Cleaner(self.catalogue, keep, self._senders.held)
         interval = Interval()
@@ -172,6 +174,7 @@ class Checkpointer:
         begun, turn = time.monotonic(), Turn(self._group)
         with turn.telling():
             self._group.met()  # else nobody would hear of a refusal
+            step = names.check_step(step)
             if self._background is not None:
                 self._background.wait() if wait else self._background.raise_failed()
             check_state(state)
@@ -319,7 +322,7 @@ class Checkpointer:
             del self._begun[old]
         self._senders.offer(step)
         if self._group.rank == 0:
-            self.cleaner.start(self._opened_store(), step)
+            self.cleaner.start(lambda: self._store, step)
 
     def load(
         self,
@@ -338,6 +341,8 @@ class Checkpointer:
         with turn.telling():
             self._group.met()  # before rank 0 waits for what may take longer than that
             check_state(state)
+            _check_kind("rules", rules, Rules, 'Rules(strict="any")')
+            step = None if step is None else names.check_step(step)
             if self._background is not None:
                 self._background.wait()
             elif self._group.rank == 0:
@@ -371,7 +376,7 @@ class Checkpointer:
                 if isinstance(failure, CheckpointDamaged) and hop.source == "disk":
                     self.catalogue.mark_damaged(hop.step)
             # It counts when every rank has it whole, so that all of them resume from the same step.
-            why = _first_of(turn.agree((own.what if own else "").encode()))
+            why = turn.first_trouble(own.what if own else "")
             if found is not None and not why:
                 found.skipped = refusals.texts
                 return found
@@ -403,7 +408,7 @@ class Checkpointer:
 
     def is_due(self, step: int) -> bool:
         """Whether it is time to save, by what saves have cost and how often something fails; all ranks ask at every step."""
-        return self._schedule.is_due(step)
+        return self._schedule.is_due(names.check_step(step))
 
     def statistics(self) -> dict[str, float]:
         """What `is_due` goes by; rank 0's counts. `failures` are earlier sessions that saved here and did not end: known from the first save on."""
@@ -436,8 +441,7 @@ class Checkpointer:
             self._senders.close()
             if self._joined is not None:
                 self._joined.close()
-            self.cleaner.wait()
-            self._close_store()
+            self.cleaner.wait_before(self._close_store)
 
     @property
     def is_saving(self) -> bool:
@@ -451,8 +455,7 @@ class Checkpointer:
 
     def unlock(self) -> None:
         """Let another process save here while nothing is being saved; uploads go on."""
-        self.cleaner.wait()
-        self._close_store()
+        self.cleaner.wait_before(self._close_store)
 
     def _close_store(self) -> None:
         if self.session is not None:
@@ -521,7 +524,7 @@ class Checkpointer:
             if self._joined is not None:
                 self._joined.note(self.path)
             saved = self.steps()
-            if saved:
+            if saved and saved[-1] not in self._begun:
                 # What an earlier session did not come to.
                 self._senders.offer_old(saved[-1])
 
@@ -556,35 +559,21 @@ class Checkpointer:
         )
         return loaded
 
-    def _hear_upload(self, answer: Uploaded | Failed) -> None:
-        """What became of an upload; in its thread."""
-        self._hear_sent(answer, "uploaded", "upload_failed")
-
-    def _hear_copy(self, answer: Uploaded | Failed) -> None:
-        """What became of a copy to peers; in its thread."""
-        self._hear_sent(answer, "copied", "copy_failed")
-
-    def _hear_sent(self, answer: Uploaded | Failed, done: What, failed: What) -> None:
+    def _hear_sent(self, done: What, failed: What, answer: Uploaded | Failed) -> None:
+        """What became of an upload, or of a copy to peers; in its thread."""
         is_own = answer.step in self._begun
         begun = self._begun.get(answer.step, time.monotonic())
         if isinstance(answer, Failed):
-            _LOG.warning("step %d is not %s: %s", answer.step, done, answer.what)
-            self.reports.say(failed, answer.step, begun, answer.what)
+            why = answer.what + (f"; fix: {answer.fix}" if answer.fix else "")
+            _LOG.warning("step %d is not %s: %s", answer.step, done, why)
+            self.reports.say(failed, answer.step, begun, why)
         elif is_own or answer.is_new:
             if answer.trouble:
                 _LOG.warning("old uploads were not removed: %s", answer.trouble)
             detail = f"{answer.sent_bytes} bytes sent, {answer.referred_bytes} unchanged"
             self.reports.say(done, answer.step, begun, detail)
-        if self._store is not None and self._group.rank == 0:
-            self.cleaner.start(self._store, None)
-
-
-def _first_of(said: Sequence[bytes]) -> str:
-    """What the first rank has said that has said anything."""
-    for rank, text in enumerate(said):
-        if text:
-            return f"rank {rank}: {text.decode()}" if len(said) > 1 else text.decode()
-    return ""
+        if self._group.rank == 0:
+            self.cleaner.start(lambda: self._store, None)
 
 
 def _raise(failure: BaseException) -> NoReturn:

@@ -19,7 +19,7 @@ from argosy.checkpoint.commits import Store
 from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.listings import Listing, Report
 from argosy.checkpoint.retention import Keep, Known, Removal
-from argosy.errors import ArgosyError, CheckpointDamaged
+from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError
 
 _LOG = logging.getLogger("argosy.checkpoint")
 
@@ -86,6 +86,8 @@ def clean(
     """Remove what the rules let go, after a newer one was read and found right; `is_dry` only says what would go."""
     found = Cleaned()
     known, found.damaged = survey(listing, held() if held is not None else ())
+    if known and retention.is_unrated(known, keep):
+        _LOG.warning("%s: %s", listing.path, _no_metric(known, keep))
     now, free = time.time(), store.free_bytes()
     if retention.wants_verified(known, keep, now=now, free_bytes=free):
         found.verified = _prove(
@@ -105,6 +107,21 @@ def clean(
         found.removed.append(removal)
         found.freed_bytes += sizes[removal.step]
     return found
+
+
+def check_metric(listing: Listing, keep: Keep) -> None:
+    """ConfigError when `best` is the metric of no checkpoint: for a person who may have mistyped it."""
+    known, _ = survey(listing)
+    if known and retention.is_unrated(known, keep):
+        raise ConfigError(
+            _no_metric(known, keep), fix="`argosy checkpoint ls` shows which metrics each has"
+        )
+
+
+def _no_metric(known: list[Known], keep: Keep) -> str:
+    metrics = sorted({name for one in known for name in one.metrics})
+    there = f"; there are {', '.join(metrics)}" if metrics else ""
+    return f"no checkpoint has the metric {keep.best!r}{there}"
 
 
 def collect(store: Store, listing: Listing, *, is_dry: bool = False) -> Cleaned:
@@ -163,9 +180,12 @@ class Cleaner:
         self.stuck: list[str] = []
         """Trained tensors that the newest save found as they were in the one before."""
 
-    def start(self, store: Store, step: int | None) -> None:
-        """Begin; the store must stay open and locked until `wait` returns. `step` was just committed; None when only something that was held is free."""
+    def start(self, find: Callable[[], Store | None], step: int | None) -> None:
+        """Begin, unless this process has given the store back. `step` was just committed; None when only something that was held is free."""
         with self._lock:
+            store = find()
+            if store is None or not store.is_locked:
+                return
             before = self._thread
             self._thread = threading.Thread(
                 target=self._run, args=(store, step, before), name="argosy-cleaner", daemon=True
@@ -178,6 +198,15 @@ class Cleaner:
             thread = self._thread
         if thread is not None:
             thread.join()
+
+    def wait_before(self, close: Callable[[], None]) -> None:
+        """Give the store back when no cleaning is under way; none begins before it is."""
+        while True:
+            self.wait()
+            with self._lock:
+                if self._thread is None or not self._thread.is_alive():
+                    close()
+                    return
 
     def _run(self, store: Store, step: int | None, before: threading.Thread | None) -> None:
         if before is not None:

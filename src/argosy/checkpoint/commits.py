@@ -121,7 +121,7 @@ class Store:
         ):
             raise ConfigError(
                 f"{self.path / names.step_name(step)} exists: a checkpoint is never overwritten",
-                fix="save another step, or remove that checkpoint first",
+                fix="save another step or into another directory, or remove it first, with rm -r",
             )
 
     def clear(self, step: int) -> None:

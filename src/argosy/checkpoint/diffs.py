@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from argosy.checkpoint import changes
+from argosy.checkpoint.names import Kind
 from argosy.checkpoint.opened import Lazy, Opened
 from argosy.checkpoint.ranges import boxes_of_range
 
@@ -24,6 +25,7 @@ class TensorDiff(msgspec.Struct, frozen=True, kw_only=True):
     """How one tensor differs."""
 
     name: str
+    kind: Kind
     max_abs: float
     """Infinite where one side is not a number and the other is."""
     max_ulp: float | None
@@ -60,7 +62,7 @@ def diff(first: Opened, second: Opened, *, progress: Progress | None = None) -> 
     total, done = sum(old[name].num_bytes for name in todo), 0
     changed = []
     for name in todo:
-        found = compare(first.tensor(name), second.tensor(name))
+        found = compare(first.tensor(name), second.tensor(name), old[name].kind)
         if found.changed_share:
             changed.append(found)
         done += old[name].num_bytes
@@ -81,8 +83,8 @@ def diff(first: Opened, second: Opened, *, progress: Progress | None = None) -> 
     )
 
 
-def compare(first: Lazy, second: Lazy) -> TensorDiff:
-    """Two tensors of one shape and dtype, in stretches."""
+def compare(first: Lazy, second: Lazy, kind: Kind) -> TensorDiff:
+    """Two tensors of one class, shape and dtype, in stretches."""
     shape = tuple(first.shape)
     num_elements = math.prod(shape)
     max_abs, max_ulp, num_changed = 0.0, 0.0, 0
@@ -100,6 +102,7 @@ def compare(first: Lazy, second: Lazy) -> TensorDiff:
     has_ulp = first.dtype.is_floating_point and first.dtype.itemsize in _ORDERED
     return TensorDiff(
         name=first.name,
+        kind=kind,
         max_abs=max_abs,
         max_ulp=max_ulp if has_ulp else None,
         changed_share=num_changed / num_elements if num_elements else 0.0,

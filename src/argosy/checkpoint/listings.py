@@ -49,6 +49,13 @@ class Listing:
             listed = os.listdir(self.path)
         except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            raise NotFoundError(
+                f"{self.path} is a file, not a directory of checkpoints",
+                fix="give the directory that a run saves into",
+            )
+        except OSError as failure:
+            raise disk_error(failure, f"{self.path} cannot be listed")
         return sorted(step for name in listed if (step := names.step_of(name)) is not None)
 
     def candidates(self) -> Iterator[int]:

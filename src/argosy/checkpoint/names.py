@@ -6,6 +6,7 @@ Pure; docs/reference/checkpoint-format.md is the law.
 
 from __future__ import annotations
 
+import operator
 import re
 import zlib
 from typing import Literal, get_args
@@ -110,9 +111,13 @@ def leftover_of(name: str) -> tuple[str, int, str] | None:
 
 def check_step(step: object) -> int:
     """The step itself, if it is one."""
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= LARGEST:
+    try:
+        found = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        found = -1
+    if not 0 <= found <= LARGEST:
         raise ConfigError(f"step {step!r} is no step", fix="use a whole number from 0 up")
-    return step
+    return found
 
 
 def data_file(kind: Kind, number: int, count: int, writer: int | None = None) -> str:

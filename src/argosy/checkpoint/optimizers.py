@@ -6,6 +6,7 @@ the layout of its parameter. Works with any torch optimizer whose state is tenso
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from argosy.checkpoint.guards import Members, members_of
 from argosy.checkpoint.opened import Opened
 from argosy.errors import CheckpointDamaged, ConfigError, MismatchError
 from argosy.move.placements import buffers, is_dtensor, like
+
+_LOG = logging.getLogger("argosy.checkpoint")
 
 
 class OptimizerState:
@@ -74,7 +77,7 @@ class OptimizerState:
         if not isinstance(tree, dict) or not tree.keys() >= _TREE:
             raise MismatchError(
                 f"{opened.path.name} has no optimizer under {self._key!r}",
-                fix="save under the same keys, or leave the optimizer out of the load",
+                fix=f"save under the same keys, or leave the optimizer out of the load; one that was imported without names: open(step).value({self._key!r})",
             )
         if not _is_whole(tree):
             raise CheckpointDamaged(
@@ -100,14 +103,28 @@ class OptimizerState:
             side = "only in the checkpoint" if odd[0] in stored else "not in the checkpoint"
             raise MismatchError(
                 f"the optimizer {self._key!r} differs: {odd[0]!r} is {side}",
-                fix="give the optimizer the parameters it was saved with",
+                fix="give the optimizer the parameters it was saved with, and load its model with it: their names come from there",
             )
         self._groups = [
             {key: decoded(one, book, opened) for key, one in group.items() if key != "parameters"}
             for group in _matched(self._key, tree["groups"], grouped)
         ]
+        self._warn_of_settings(opened)
         for own_name, name, parameter in members:
             self._prepare_one(book, opened, tree, (own_name, name), parameter)
+
+    def _warn_of_settings(self, opened: Opened) -> None:
+        """Torch takes the state of any optimizer for that of any other."""
+        own = {name for group in self._optimizer.param_groups for name in group}
+        odd = sorted({name for group in self._groups for name in group} - own)
+        if odd:
+            _LOG.warning(
+                "%s: the optimizer %r was saved with %s, which %s does not have: is it of another kind?",
+                opened.path.name,
+                self._key,
+                ", ".join(odd),
+                type(self._optimizer).__name__,
+            )
 
     def _prepare_one(
         self,

@@ -27,7 +27,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
     every: int | None = None
     """Steps that n divides."""
     best: str | None = None
-    """A metric that was saved with the checkpoints."""
+    """A metric that was saved with the checkpoints; one that none of them has is no rule."""
     best_count: int = 1
     best_is_highest: bool = False
     expire_seconds: float | None = None
@@ -124,8 +124,14 @@ def plan(
     return [Removal(step=step, why=found[step]) for step in sorted(found)]
 
 
+def is_unrated(known: Sequence[Known], keep: Keep) -> bool:
+    """Whether the metric of `best` is that of no checkpoint: its name may be wrong."""
+    return keep.best is not None and not any(keep.best in one.metrics for one in known)
+
+
 def _wanted(steps: Sequence[Known], whole: Sequence[Known], keep: Keep) -> set[int]:
-    if keep.last is None and keep.every is None and keep.best is None:
+    has_best = keep.best is not None and not is_unrated(steps, keep)
+    if keep.last is None and keep.every is None and not has_best:
         return {one.step for one in steps}
     found: set[int] = set()
     if keep.last is not None:

@@ -111,7 +111,7 @@ class Copy:
         if changed:
             raise SnapshotTorn(
                 f"{changed[0]} was changed while its snapshot was taken, not by its optimizer's step",
-                fix='wait for the save with handle.wait("staged") before that, or save with snapshot="blocking"',
+                fix='wait for the save with handle.wait("staged") before that, or give the Checkpointer writing=Writing(snapshot="blocking")',
             )
 
     def end(self) -> None:

@@ -48,6 +48,14 @@ class Turn:
             more_seconds=more_seconds,
         )
 
+    def first_trouble(self, mine: str) -> str:
+        """What the first member says that has any trouble; nothing when none has."""
+        said = self.agree(mine.encode())
+        for rank, text in enumerate(said):
+            if text:
+                return f"rank {rank}: {text.decode()}" if len(said) > 1 else text.decode()
+        return ""
+
     def agree_on(self, step: int) -> None:
         """MismatchError when members load different steps."""
         steps = [int(said) for said in self.agree(b"%d" % step)]

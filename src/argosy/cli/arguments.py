@@ -88,6 +88,11 @@ def parse(verb: Verb, argv: list[str]) -> Arguments:
                 if position >= len(argv) or argv[position] == "--":
                     raise ConfigError(f"{option.flag} needs {option.metavar}", fix=_see_help(verb))
                 value = argv[position]
+                if value.startswith("--") or (value.startswith("-") and value in by_flag):
+                    raise ConfigError(
+                        f"{option.flag} needs {option.metavar}, and {value} is an option",
+                        fix=f"if it is meant: {option.flag}={value}",
+                    )
                 position += 1
                 if option.kind == "pair" and position < len(argv):
                     value = f"{value} {argv[position]}"

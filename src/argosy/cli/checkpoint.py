@@ -211,11 +211,12 @@ def diff(arguments: Arguments) -> int:
         print(json.dumps(found))
         return 0
     paint = Paint(sys.stdout)
-    changed = sorted(found["changed"], key=lambda one: (-_distance(one), one["name"]))
+    changed = sorted(found["changed"], key=lambda one: (_place(one), -_distance(one), one["name"]))
     shown = changed if arguments.get("all") else changed[:_SHOWN]
-    print(
-        f"step {found['first']} to {found['second']}: {count(len(changed), 'tensor')} changed, {found['unchanged']} did not"
-    )
+    between = f"step {found['first']} to {found['second']}"
+    if found["first"] == found["second"]:
+        between = f"{paths[0]} to {paths[1]}"
+    print(f"{between}: {count(len(changed), 'tensor')} changed, {found['unchanged']} did not")
     if shown:
         rows = [
             [
@@ -240,6 +241,13 @@ def diff(arguments: Arguments) -> int:
     if found["stuck"]:
         print(paint(f"alarm: trained and unchanged: {_few(found['stuck'])}", "red"))
     return 0
+
+
+def _place(one: dict[str, Any]) -> int:
+    """Weights first; random streams, whose differences are the largest and say nothing, last."""
+    if one["name"].startswith("streams/"):
+        return 3
+    return {"model": 0, "frozen": 0, "optimizer": 1}.get(one["kind"], 2)
 
 
 def _distance(one: dict[str, Any]) -> float:
@@ -302,7 +310,7 @@ def pin(arguments: Arguments) -> int:
     if arguments.get("remove"):
         listing.unpin(step)
     else:
-        listing.pin(step, arguments.get("why", ""))
+        listing.pin(step, arguments.get("why", listing.pins().get(step, "")))
     if arguments.get("json"):
         print(json.dumps({"step": step, "pinned": listing.pins().get(step)}))
     else:
@@ -325,6 +333,7 @@ def gc(arguments: Arguments) -> int:
         )
     )
     is_dry = bool(arguments.get("dry"))
+    cleaning.check_metric(listing, keep)
     store = Store(listing.path)
     try:
         store.lock("argosy checkpoint gc")

@@ -208,7 +208,8 @@ FILE_VERBS = (
         ),
         details=(
             "Without --last, --every, --best, --older-than or --free no checkpoint goes. Pinned ones never go, nor what they need; and nothing\n"
-            "goes before a newer one has been read and found whole. Refused while a run saves there."
+            "goes before a newer one has been read and found whole. Refused while something is being saved there,\n"
+            "and while a script has the store open for saving."
         ),
         examples=("argosy checkpoint gc checkpoints --last 3 --every 1000 --dry",),
     ),

@@ -125,8 +125,14 @@ def folder_of(arguments: Arguments) -> Folder:
 
 def directory_of(listing: Listing | None, word: str) -> Path:
     """A step of the store, or a directory."""
-    if (listing is None or not is_whole_number(word)) and Path(word).is_dir():
-        return Path(word).absolute()
+    path = Path(word)
+    if (listing is None or not is_whole_number(word)) and path.is_dir():
+        if not (path / names.MANIFEST).exists() and (steps := Listing(path).steps()):
+            raise ConfigError(
+                f"{word} is a store, not a checkpoint",
+                fix=f"give one of its steps: {path / names.step_name(steps[-1])}",
+            )
+        return path.absolute()
     if listing is None:
         raise NotFoundError(
             f"{word} is no directory", fix="give a step-… directory, or the store before the steps"

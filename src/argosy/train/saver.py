@@ -29,6 +29,7 @@ from argosy.checkpoint.peers import notes
 from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record
+from argosy.checkpoint.tiers import claims
 from argosy.checkpoint.writer.client import WriterLost
 from argosy.checkpoint.writer.watch import HURRIED_SECONDS, WriterWatch
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
@@ -374,12 +375,14 @@ def restore(
 
     Called when nothing of the run is in memory: a session that has not ended in its `own` directory was lost.
     """
-    loaded = _load(stored, directories)
+    loaded = _load(stored, own, directories)
     Record(own / FOLDER).resume()
     return loaded
 
 
-def _load(stored: StoredVersion, directories: Iterable[tuple[Path, Checkpoints]]) -> Loaded | None:
+def _load(
+    stored: StoredVersion, own: Path, directories: Iterable[tuple[Path, Checkpoints]]
+) -> Loaded | None:
     for directory, policy in directories:
         with Checkpointer(
             directory / FOLDER,
@@ -389,6 +392,8 @@ def _load(stored: StoredVersion, directories: Iterable[tuple[Path, Checkpoints]]
         ) as checkpointer:
             loaded = checkpointer.load({KEY: stored}, streams=False)
         if loaded is not None:
+            if policy.objects is not None and directory != own:
+                claims.inherit(directory / FOLDER, own / FOLDER)
             return loaded
     return None
 

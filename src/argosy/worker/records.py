@@ -63,15 +63,27 @@ def read_record(directory: Path) -> Record:
         )
     except (OSError, ValueError):
         pass
+    above = _run_above(directory)
+    if above is not None:
+        raise ConfigError(f"{directory} is not the directory of a run", fix=_name(above))
     raise ConfigError(f"{path} cannot be read", fix="restore it, or begin a new run")
 
 
 def _advise(directory: Path) -> str:
-    """The run that the directory is a part of, if it is: its checkpoints and its logs lie below it."""
-    for above in directory.absolute().parents[:2]:
-        if config_path(above).exists():
-            return f"name the run's own directory: --resume {above}"
+    above = _run_above(directory)
+    if above is not None:
+        return _name(above)
     return "name the directory that holds the run's config.json and checkpoints/"
+
+
+def _name(run: Path) -> str:
+    return f"name the run's own directory: --resume {run}"
+
+
+def _run_above(directory: Path) -> Path | None:
+    """The run that the directory is a part of, if it is: its checkpoints and its logs lie below it."""
+    above = directory.absolute().parents[:2]
+    return next((one for one in above if config_path(one).exists()), None)
 
 
 def write_first(directory: Path, record: Record) -> None:

@@ -150,6 +150,19 @@ def test_cleaning_up_counts_whole_ones_alone(store):
     assert not (store / ".damaged-000000004").exists()
 
 
+def test_a_metric_that_no_checkpoint_has_is_refused_and_nothing_goes(store):
+    code, _, err = argosy("gc", store, "--best", "los")
+    assert code == 64
+    assert "no checkpoint has the metric 'los'; there are loss" in err
+    assert Checkpointer(store).steps() == [1, 2, 3, 4]
+
+
+def test_a_second_pin_keeps_the_reason_of_the_first(store):
+    argosy("pin", store, 1, "--why", "table 2")
+    argosy("pin", store, 1)
+    assert asked("ls", store)["checkpoints"][0]["pinned"] == "table 2"
+
+
 def test_cleaning_up_is_refused_while_a_run_saves_there(store):
     with Checkpointer(store, run="mine") as checkpointer:
         checkpointer.save(9, {"x": 1})
@@ -172,6 +185,9 @@ def test_differences_and_exports_are_made_by_a_process_with_torch(store, tmp_pat
     found = asked("diff", store, 3, 4)
     assert found == asked("diff", store / "step-000000003", store / "step-000000004")
     assert argosy("diff", 3, 4)[0] == 66
+    code, _, err = argosy("diff", store / "step-000000003", store)
+    assert code == 64
+    assert "step-000000004" in err
     changed = {one["name"]: one for one in found["changed"]}
     assert changed["bias"]["changed_share"] == 1.0
     assert changed["bias"]["max_abs"] >= 0.5

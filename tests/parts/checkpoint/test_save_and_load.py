@@ -499,6 +499,30 @@ def test_what_a_checkpoint_cannot_hold_is_refused_by_its_place(tmp_path, wait, v
         checkpointer.save(1, {"x": 1})
 
 
+def test_steps_of_numpy_are_steps_and_a_file_is_no_store(tmp_path):
+    with Checkpointer(tmp_path / "store") as checkpointer:
+        checkpointer.save(np.int64(3), {"x": 1})
+        assert checkpointer.load({"x": 0}, np.int32(3)).values["x"] == 1
+        for odd in ("a", 1.0, True, -1):
+            with pytest.raises(ConfigError, match="is no step"):
+                checkpointer.is_due(odd)
+        with pytest.raises(ConfigError, match="is no Rules"):
+            checkpointer.load({"x": 0}, rules={"strict": "any"})
+    (tmp_path / "file").touch()
+    with pytest.raises(NotFoundError, match="is a file"):
+        Checkpointer(tmp_path / "file").load({"x": 0})
+
+
+def test_state_of_another_kind_of_optimizer_is_noticed(tmp_path, caplog):
+    model = torch.nn.Linear(2, 2)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    checkpointer.load({"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    assert "of another kind" not in caplog.text
+    checkpointer.load({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    assert "which SGD does not have: is it of another kind?" in caplog.text
+
+
 def test_complex_arrays_come_back(tmp_path):
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"x": {"a": np.array([1 + 2j]), "b": np.array([3j], np.complex64)}})

@@ -116,6 +116,21 @@ def test_what_an_earlier_session_did_not_come_to_is_uploaded_by_the_next(tmp_pat
     assert [event.step for event in events if event.what == "uploaded"] == [4]
 
 
+def test_a_store_that_was_given_back_is_not_cleaned_and_no_step_is_offered_twice(tmp_path, far):
+    events = []
+    with Checkpointer(
+        tmp_path / "disk", objects=Objects(far), keep=Keep(last=1), listener=events.append
+    ) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state(step))
+            checkpointer.unlock()
+            checkpointer._senders.wait(20)
+            assert (
+                checkpointer.cleaner._thread is None or not checkpointer.cleaner._thread.is_alive()
+            )
+    assert [event.step for event in events if event.what == "uploaded"] == [1, 2, 3]
+
+
 def test_a_killed_upload_process_is_started_again_and_goes_on(tmp_path, far):
     with Checkpointer(tmp_path / "disk") as checkpointer:
         checkpointer.save(1, {"x": torch.zeros(4_000_000), "y": {"z": torch.ones(70_000)}})

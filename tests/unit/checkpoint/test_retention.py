@@ -30,6 +30,15 @@ def test_every_nth_stays():
     assert removed(known(5, 10, 15, 20, 25), Keep(last=1, every=10)) == [5, 15]
 
 
+def test_a_metric_that_no_checkpoint_has_is_no_rule():
+    held = known(1, 2, 3, metrics={"loss": 1.0})
+    assert removed(held, Keep(best="los")) == []
+    assert removed(held, Keep(last=1, best="los")) == [1, 2]
+    assert retention.is_unrated(held, Keep(best="los"))
+    assert not retention.is_unrated(held, Keep(best="loss"))
+    assert not retention.is_unrated(held, Keep(last=1))
+
+
 def test_the_best_stay_and_what_has_no_number_is_not_best():
     losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: math.nan}
     held = [Known(step=step, metrics={"loss": loss}) for step, loss in losses.items()]

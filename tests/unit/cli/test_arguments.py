@@ -35,6 +35,23 @@ def test_values_may_be_attached(text):
     assert read(text).get("ranks") == 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "checkpoint gc store --best --dry",
+        "checkpoint export store 50 --out --json",
+        "checkpoint pin store 50 --why --jsno",
+        "run --name -n 4 a.py",
+    ],
+)
+def test_an_option_is_no_value_of_the_one_before(text):
+    assert "is an option" in refusal(text).what
+
+
+def test_what_looks_like_an_option_can_be_a_value_all_the_same():
+    assert read("checkpoint pin store 50 --why=--json").get("why") == "--json"
+
+
 def test_repeatable_options_keep_every_value():
     assert read("run --env A=1 --env B=2=3 a.py").get("env") == ["A=1", "B=2=3"]
 

@@ -1,7 +1,7 @@
 """Whose a prefix is: each session that uploads there takes the next number, and only the highest may go on.
 
 Two runs that were given one prefix by mistake are told so before a byte is sent. A run that goes on elsewhere from what it loaded there keeps it: the
-store on disk takes the identity of the prefix. Needs nothing of the store but puts that create. No torch.
+store on disk takes the identity of the prefix, or of the store that it was resumed from. Needs nothing of the store but puts that create. No torch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from argosy.errors import ConfigError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
 _WRITERS = "writers"
+_HEIR = "heir"
+"""In the identity's file of a store that has it from another: the run may have another name."""
 _ATTEMPTS = 5
 _LOOK_SECONDS = 0.1
 
@@ -41,7 +43,7 @@ def identity_of(store: Path) -> str:
     """What names a store on disk; made when it is first asked for."""
     path = store / names.IDENTITY
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8").partition("\n")[0]
     except FileNotFoundError:
         return _write(path, secrets.token_hex(8))
     except OSError as failure:
@@ -53,7 +55,18 @@ def adopt(bucket: Bucket, store: Path) -> None:
     claim, _ = newest(bucket)
     if claim is not None and claim.store:
         store.mkdir(parents=True, exist_ok=True)
-        _write(store / names.IDENTITY, claim.store)
+        _write(store / names.IDENTITY, f"{claim.store}\n{_HEIR}")
+
+
+def inherit(old: Path, new: Path) -> None:
+    """A run that goes on with another one's checkpoints in a directory of its own also goes on with what that one has uploaded."""
+    if (old / names.IDENTITY).exists() and not (new / names.IDENTITY).exists():
+        new.mkdir(parents=True, exist_ok=True)
+        _write(new / names.IDENTITY, f"{identity_of(old)}\n{_HEIR}")
+
+
+def _is_heir(store: Path) -> bool:
+    return _HEIR in (store / names.IDENTITY).read_text(encoding="utf-8").split("\n")[1:]
 
 
 def owner_if_foreign(bucket: Bucket, store: Path, *, has_steps: bool) -> str:
@@ -71,7 +84,7 @@ def claim(bucket: Bucket, store: Path, run: str) -> int:
     for _ in range(_ATTEMPTS):
         last, number = newest(bucket)
         is_other_run = last is not None and bool(run and last.run and run != last.run)
-        if last is not None and (last.store != mine or is_other_run):
+        if last is not None and (last.store != mine or (is_other_run and not _is_heir(store))):
             raise ConfigError(
                 f"{bucket.url} is uploaded into by {_who(last)}",
                 fix="give each run a prefix of its own; to go on with that run here, load from it into an empty directory",

@@ -13,6 +13,8 @@ from argosy.checkpoint import retention
 from argosy.checkpoint.retention import Keep
 from argosy.errors import ConfigError
 
+_SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "https", "file")
+
 
 class _Address(msgspec.Struct, frozen=True):
     url: str
@@ -45,7 +47,7 @@ class Objects(_Address, frozen=True, kw_only=True):
         key = os.path.abspath(self.key) if self.key else ""
         msgspec.structs.force_setattr(self, "key", key)
         msgspec.structs.force_setattr(self, "url", self.url.rstrip("/"))
-        if "://" not in self.url:
+        if self.url.partition("://")[0] not in _SCHEMES:
             raise ConfigError(
                 f"{self.url!r} is no address of an object store",
                 fix="use s3://bucket/prefix, gs://…, az://… or file:///directory",
