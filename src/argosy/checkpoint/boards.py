@@ -291,15 +291,18 @@ def gather(
     has_ended = False
     pause = 0.001
     while True:
-        for rank in range(group.size):
-            if rank not in found and (data := board.find(f"{key}-{rank:05d}")) is not None:
-                found[rank] = data
-        if len(found) == group.size:
+        missing = _look(board, key, group.size, found)
+        if not missing:
             return [found[rank] for rank in range(group.size)]
-        check_failures(board, group)
-        missing = [rank for rank in range(group.size) if rank not in found]
-        if check is not None:
-            check(missing)
+        try:
+            check_failures(board, group)
+            if check is not None:
+                check(missing)
+        except PartnerFailed:
+            # Who has failed since may have said this before: what all have said they all go on with.
+            if _look(board, key, group.size, found):
+                raise
+            continue
         if not board.is_there():
             raise PartnerFailed("the save was given up by another rank", fix="see its own error")
         if not has_ended and not threading.main_thread().is_alive():
@@ -312,6 +315,14 @@ def gather(
             )
         time.sleep(pause)
         pause = min(longest_pause(group.size), pause * 1.5)
+
+
+def _look(board: Board, key: str, size: int, found: dict[int, bytes]) -> list[int]:
+    """Take what has been said since; the ranks that are missing."""
+    for rank in range(size):
+        if rank not in found and (data := board.find(f"{key}-{rank:05d}")) is not None:
+            found[rank] = data
+    return [rank for rank in range(size) if rank not in found]
 
 
 def longest_pause(size: int) -> float:

@@ -13,6 +13,8 @@ from argosy.checkpoint import names, signatures
 from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.listings import Listing, check_step
 from argosy.checkpoint.opened import Opened
+from argosy.checkpoint.trees import ValuesDamaged
+from argosy.errors import CheckpointDamaged
 
 
 class Catalogue(Listing):
@@ -26,11 +28,17 @@ class Catalogue(Listing):
         """Open only what was signed by one of these keys."""
         self._keys = [signatures.read_public(one) for one in public_keys]
 
-    def mark_damaged(self, step: int) -> None:
+    def mark_damaged(self, step: int, failure: CheckpointDamaged) -> None:
         """Note that a step was read and is not whole; one that may only be signed by somebody else is not judged."""
         if not self._keys and (self.path / names.step_name(step)).exists():
             with contextlib.suppress(OSError):  # a store that can only be read
-                (self.path / names.damaged_name(step)).touch()
+                why = names.VALUES if isinstance(failure, ValuesDamaged) else ""
+                (self.path / names.damaged_name(step)).write_text(why, encoding="utf-8")
+
+    def is_whole(self, step: int) -> bool | None:
+        """Whether every byte of a step is right; None when it cannot be read."""
+        report = self.verify(step, is_brief=True)
+        return None if report.is_unreadable else report.is_good
 
     def open(self, step: int, source: Listing | None = None) -> Opened:
         """A checkpoint, of another listing when one is given; NotFoundError names those that are there."""

@@ -358,12 +358,12 @@ class Checkpointer:
         streams: bool,
         turn: Turn,
     ) -> Loaded | None:
-        is_first, seconds = self._group.rank == 0, self._writing.deadline_seconds
+        is_first = self._group.is_alone or self._group.rank == 0
+        seconds = self._writing.deadline_seconds
         hops = self._chain.agreed_hops(step, turn, is_first=is_first, more_seconds=seconds)
         if step is not None and len(hops) == 1:
-            turn.agree_on(step)
             loaded = self._load_one(hops[0], state, rules, streams)
-            turn.agree(b"")  # no rank goes on without the others
+            turn.agree(b"", more_seconds=seconds)  # no rank goes on without the others
             return loaded
         refusals = Refusals()
         for hop in hops:
@@ -374,7 +374,7 @@ class Checkpointer:
             except (CheckpointDamaged, NotFoundError, ConfigError, HomeError, TimedOut) as failure:
                 own = failure
                 if isinstance(failure, CheckpointDamaged) and hop.source == "disk":
-                    self.catalogue.mark_damaged(hop.step)
+                    self.catalogue.mark_damaged(hop.step, failure)
             # It counts when every rank has it whole, so that all of them resume from the same step.
             why = turn.first_trouble(own.what if own else "")
             if found is not None and not why:
@@ -506,10 +506,7 @@ class Checkpointer:
 
     def _opened_store(self) -> Store:
         if self._store is None:
-            verify = self.catalogue.verify
-            self._store = Store(
-                self.path, files=self._files, is_whole=lambda step: verify(step).is_good
-            )
+            self._store = Store(self.path, files=self._files, is_whole=self.catalogue.is_whole)
         return self._store
 
     def _lock(self) -> None:

@@ -154,9 +154,13 @@ def _prove(
             return one.step
         if not one.is_damaged:
             damaged.append(f"step {one.step}: {report.faults[0]}")
-        if not is_dry:
+        if not is_dry and not report.is_unreadable:
             mark.touch()
-        _LOG.warning("step %d is damaged and not counted: %s", one.step, report.faults[0])
+        _LOG.warning(
+            "step %d is not whole, or cannot be read, and is not counted: %s",
+            one.step,
+            report.faults[0],
+        )
     return None
 
 

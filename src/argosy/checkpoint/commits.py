@@ -39,9 +39,9 @@ class Store:
         path: Path,
         *,
         files: Files = FILES,
-        is_whole: Callable[[int], bool] = lambda _: False,
+        is_whole: Callable[[int], bool | None] = lambda _: False,
     ) -> None:
-        """`is_whole` reads a step that is noted to be damaged once more before a new save takes its place."""
+        """`is_whole` reads a step of which bytes are noted to be damaged once more before a new save takes its place; None when it cannot."""
         self.path = path
         self._files = files
         self._is_whole = is_whole
@@ -127,11 +127,23 @@ class Store:
     def clear(self, step: int) -> None:
         """Remove a checkpoint that was read and is not whole, so that its step can be saved again; only the holder of the lock may."""
         if self._is_replaceable(step) and (self.path / names.step_name(step)).exists():
-            if self._is_whole(step):
-                (self.path / names.damaged_name(step)).unlink(missing_ok=True)
-                self.check_absent(step)
+            self._prove_damaged(step)
             _LOG.warning("step %d of %s is damaged: a new save takes its place", step, self.path)
             self.remove(step)
+
+    def _prove_damaged(self, step: int) -> None:
+        mark = self.path / names.damaged_name(step)
+        if mark.read_text(encoding="utf-8").strip() == names.VALUES:
+            return  # its bytes are those that were written, and mean nothing
+        is_whole = self._is_whole(step)
+        if is_whole is None:
+            raise HomeError(
+                f"step {step} of {self.path} is noted to be damaged, and cannot be read now",
+                fix="look at the disk, or save another step",
+            )
+        if is_whole:
+            mark.unlink(missing_ok=True)
+            self.check_absent(step)
 
     def _is_replaceable(self, step: int) -> bool:
         """Read and not whole, and nobody wants it kept all the same."""

@@ -15,7 +15,14 @@ from argosy.checkpoint.directio import FILES, Files, disk_error
 from argosy.checkpoint.fetches import Progress
 from argosy.checkpoint.folders import Folder
 from argosy.checkpoint.places import Place
-from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, NotFoundError
+from argosy.errors import (
+    ArgosyError,
+    CheckpointDamaged,
+    ConfigError,
+    HomeError,
+    NotFoundError,
+    TimedOut,
+)
 
 
 @dataclass(kw_only=True)
@@ -25,13 +32,23 @@ class Report:
     step: int
     faults: list[str] = field(default_factory=list)
     bytes_read: int = 0
-    is_unreadable: bool = False
-    """It may be whole: its format is newer than this program, or a key is missing."""
+    num_unread: int = 0
+    """Faults that say nothing about the bytes: a newer format, a missing key, a disk that cannot be read just now."""
 
     @property
     def is_good(self) -> bool:
         """Nothing is wrong."""
         return not self.faults
+
+    @property
+    def is_unreadable(self) -> bool:
+        """It may be whole all the same."""
+        return 0 < self.num_unread == len(self.faults)
+
+    def add(self, failure: ArgosyError) -> None:
+        """One more thing that is wrong."""
+        self.faults.append(failure.what)
+        self.num_unread += isinstance(failure, (ConfigError, HomeError, TimedOut))
 
 
 class Listing:
@@ -132,18 +149,22 @@ class Listing:
             raise disk_error(failure, f"the pin of step {step} cannot be removed")
 
     def verify(
-        self, step: int, *, threads: int = fetches.THREADS, progress: Progress | None = None
+        self,
+        step: int,
+        *,
+        threads: int = fetches.THREADS,
+        progress: Progress | None = None,
+        is_brief: bool = False,
     ) -> Report:
-        """Read every byte of a checkpoint and compare it with the manifest; headers too."""
+        """Read every byte of a checkpoint and compare it with the manifest; headers too. `is_brief`: up to the first file with a fault."""
         report = Report(step=step)
         try:
             folder = self.folder(step)
-        except (CheckpointDamaged, ConfigError) as failure:
-            report.faults.append(failure.what)
-            report.is_unreadable = isinstance(failure, ConfigError)
+        except (CheckpointDamaged, ConfigError, HomeError, TimedOut) as failure:
+            report.add(failure)
             return report
         with folder:
-            verify_folder(folder, report, threads=threads, progress=progress)
+            verify_folder(folder, report, threads=threads, progress=progress, is_brief=is_brief)
         return report
 
     def newest_verified(self) -> int | None:
@@ -174,6 +195,7 @@ def verify_folder(
     *,
     threads: int = fetches.THREADS,
     progress: Progress | None = None,
+    is_brief: bool = False,
 ) -> None:
     """Every byte of every file; what is wrong goes into the report."""
     for name in sorted(folder.manifest.files):
@@ -187,7 +209,9 @@ def verify_folder(
             if name.endswith(names.SUFFIX):
                 check_header(folder, name)
         except ArgosyError as failure:
-            report.faults.append(failure.what)
+            report.add(failure)
+            if is_brief:
+                return
 
 
 def check_header(folder: Folder, name: str) -> None:

@@ -16,7 +16,8 @@ from argosy.checkpoint.books import Book, decoded
 from argosy.checkpoint.captures import Later, Leaves, NotTaken, Taken
 from argosy.checkpoint.guards import Members, members_of
 from argosy.checkpoint.opened import Opened
-from argosy.errors import CheckpointDamaged, ConfigError, MismatchError
+from argosy.checkpoint.trees import ValuesDamaged
+from argosy.errors import ConfigError, MismatchError
 from argosy.move.placements import buffers, is_dtensor, like
 
 _LOG = logging.getLogger("argosy.checkpoint")
@@ -80,7 +81,7 @@ class OptimizerState:
                 fix=f"save under the same keys, or leave the optimizer out of the load; one that was imported without names: open(step).value({self._key!r})",
             )
         if not _is_whole(tree):
-            raise CheckpointDamaged(
+            raise ValuesDamaged(
                 f"{names.VALUES} of {opened.path.name} makes no sense under {self._key!r}",
                 fix="use another checkpoint",
             )
@@ -114,10 +115,11 @@ class OptimizerState:
             self._prepare_one(book, opened, tree, (own_name, name), parameter)
 
     def _warn_of_settings(self, opened: Opened) -> None:
-        """Torch takes the state of any optimizer for that of any other."""
+        """Torch takes the state of any optimizer for that of any other. Schedulers add settings, and so do newer versions: only both together tell."""
         own = {name for group in self._optimizer.param_groups for name in group}
-        odd = sorted({name for group in self._groups for name in group} - own)
-        if odd:
+        there = {name for group in self._groups for name in group}
+        odd = sorted(there - own)
+        if odd and self._optimizer.defaults.keys() - there:
             _LOG.warning(
                 "%s: the optimizer %r was saved with %s, which %s does not have: is it of another kind?",
                 opened.path.name,

@@ -125,12 +125,13 @@ def plan(
 
 
 def is_unrated(known: Sequence[Known], keep: Keep) -> bool:
-    """Whether the metric of `best` is that of no checkpoint: its name may be wrong."""
-    return keep.best is not None and not any(keep.best in one.metrics for one in known)
+    """Whether the metric of `best` is that of no whole checkpoint: its name may be wrong."""
+    rated = [one for one in known if keep.best in one.metrics and not one.is_damaged]
+    return keep.best is not None and not rated
 
 
 def _wanted(steps: Sequence[Known], whole: Sequence[Known], keep: Keep) -> set[int]:
-    has_best = keep.best is not None and not is_unrated(steps, keep)
+    has_best = keep.best is not None and not is_unrated(whole, keep)
     if keep.last is None and keep.every is None and not has_best:
         return {one.step for one in steps}
     found: set[int] = set()

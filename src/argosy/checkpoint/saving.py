@@ -33,7 +33,7 @@ from argosy.checkpoint.neighbours import this_host
 from argosy.checkpoint.records import Facts, Outline
 from argosy.checkpoint.shares import Duty, plan_boxes, plan_shares
 from argosy.checkpoint.together import Settings
-from argosy.checkpoint.turns import Turn
+from argosy.checkpoint.turns import OtherStep, Turn
 from argosy.checkpoint.votes import Common, Said, SaidTensor
 from argosy.move.boxes import Box
 from argosy.move.dtypes import itemsize
@@ -143,6 +143,10 @@ def prepare(
             raise
         staging.abandon()
         raise refusal
+    except OtherStep as failure:
+        turn.refuse(failure)
+        staging.abandon()  # nobody shares it
+        raise
     except BaseException as failure:
         # Those that have not come yet will not find the directory any more.
         turn.refuse(failure)

@@ -25,6 +25,10 @@ _PLAIN = (str, bool, int, type(None))
 _NAMED = ("$tensor", "$array", "$bytes")
 
 
+class ValuesDamaged(CheckpointDamaged):
+    """Every byte is as it was written, and makes no sense."""
+
+
 def encode(value: Any, store: Store, path: str = "", depth: int = 0) -> Any:
     """A tree that JSON can hold; ConfigError names the place of what it cannot."""
     if depth > names.MOST_DEPTH:
@@ -114,7 +118,7 @@ def _decode_word(word: str, content: Any, fetch: Fetch) -> Any:
         if word == "$complex":
             return complex(*(decode(one, fetch) for one in content))
     except (TypeError, ValueError):
-        raise CheckpointDamaged(f"{names.VALUES} has {word} of {content!r}")
+        raise ValuesDamaged(f"{names.VALUES} has {word} of {content!r}")
     if word in _NAMED and isinstance(content, str):
         return fetch(word, content)
     raise ConfigError(
@@ -154,7 +158,7 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or _depth(found) > 4 * names.MOST_DEPTH:
-        raise CheckpointDamaged(f"{what} is no JSON object", fix="use another checkpoint")
+        raise ValuesDamaged(f"{what} is no JSON object", fix="use another checkpoint")
     return found
 
 

@@ -23,6 +23,10 @@ from argosy.checkpoint.boards import (
 from argosy.errors import MismatchError
 
 
+class OtherStep(MismatchError):
+    """Members were asked for different steps."""
+
+
 class Turn:
     """Made when a save or a load is asked for, before anything can go wrong."""
 
@@ -56,16 +60,6 @@ class Turn:
                 return f"rank {rank}: {text.decode()}" if len(said) > 1 else text.decode()
         return ""
 
-    def agree_on(self, step: int) -> None:
-        """MismatchError when members load different steps."""
-        steps = [int(said) for said in self.agree(b"%d" % step)]
-        odd = [rank for rank, other in enumerate(steps) if other != steps[0]]
-        if odd:
-            raise MismatchError(
-                f"rank {odd[0]} loads step {steps[odd[0]]}, rank 0 step {steps[0]}",
-                fix="load the same step on all ranks",
-            )
-
     @contextmanager
     def telling(self) -> Iterator[None]:
         """The others hear of whatever is raised within it."""
@@ -91,11 +85,11 @@ class Turn:
             self._group.tell(f"step-{self._number}", b"%d" % step)
 
     def check(self, missing: Sequence[int]) -> None:
-        """PartnerRefused when a member has refused the turn, PartnerLost when one that is missing has ended, MismatchError when the first saves another step."""
+        """PartnerRefused when a member has refused the turn, PartnerLost when one that is missing has ended, OtherStep when the first saves another one."""
         self.check_refused()
         told = None if self._step is None else self._group.heard(f"step-{self._number}")
         if told is not None and int(told) != self._step:
-            raise MismatchError(
+            raise OtherStep(
                 f"rank {self._group.rank} saves step {self._step}, rank 0 step {int(told)}",
                 fix="save the same step on all ranks",
             )

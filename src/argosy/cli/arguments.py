@@ -88,7 +88,9 @@ def parse(verb: Verb, argv: list[str]) -> Arguments:
                 if position >= len(argv) or argv[position] == "--":
                     raise ConfigError(f"{option.flag} needs {option.metavar}", fix=_see_help(verb))
                 value = argv[position]
-                if value.startswith("--") or (value.startswith("-") and value in by_flag):
+                if value.startswith("--") or (
+                    value.startswith("-") and (_is_known(by_flag, value) or value == "-h")
+                ):
                     raise ConfigError(
                         f"{option.flag} needs {option.metavar}, and {value} is an option",
                         fix=f"if it is meant: {option.flag}={value}",

@@ -168,7 +168,16 @@ def verify(arguments: Arguments) -> int:
         if keys and report.is_good and not _is_trusted(listing, one, keys, report):
             untrusted.add(one)
         reports.append(report)
-    told = [{**msgspec.to_builtins(report), "is_good": report.is_good} for report in reports]
+    told = [
+        {
+            "step": report.step,
+            "faults": report.faults,
+            "bytes_read": report.bytes_read,
+            "is_good": report.is_good,
+            "is_unreadable": report.is_unreadable,
+        }
+        for report in reports
+    ]
     if arguments.get("json"):
         print(json.dumps({"store": listing.where, "checkpoints": told}))
     else:
@@ -187,7 +196,7 @@ def _verdict(report: Report, is_untrusted: bool) -> str:
     if report.is_good or is_untrusted:
         trust = ", but not to be trusted" if is_untrusted else ""
         return f"whole, {size(report.bytes_read)} read{trust}"
-    return "not known: this program cannot read it" if report.is_unreadable else "damaged"
+    return "not known: it cannot be read" if report.is_unreadable else "damaged"
 
 
 def _is_trusted(listing: Listing, step: int, keys: list[bytes], report: Report) -> bool:

@@ -96,7 +96,7 @@ FILE_VERBS = (
             _SECRET,
             JSON,
         ),
-        details="Ends with 65 when something is damaged, and says which file, bytes and tensors; with 64 when all else is whole and something cannot be read by this program: a newer format, or no key.",
+        details="Ends with 65 when something is damaged, and says which file, bytes and tensors; with 64 when all else is whole and something cannot be read by this program, or not now: a newer format, no key, a failing disk.",
         examples=("argosy checkpoint verify checkpoints --all",),
     ),
     Verb(

@@ -30,6 +30,8 @@ from argosy.checkpoint.peers.settings import Peers
 from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record
 from argosy.checkpoint.tiers import claims
+from argosy.checkpoint.tiers.buckets import Bucket
+from argosy.checkpoint.tiers.settings import Objects
 from argosy.checkpoint.writer.client import WriterLost
 from argosy.checkpoint.writer.watch import HURRIED_SECONDS, WriterWatch
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
@@ -393,9 +395,17 @@ def _load(
             loaded = checkpointer.load({KEY: stored}, streams=False)
         if loaded is not None:
             if policy.objects is not None and directory != own:
-                claims.inherit(directory / FOLDER, own / FOLDER)
+                _inherit(policy.objects, directory / FOLDER, own / FOLDER)
             return loaded
     return None
+
+
+def _inherit(objects: Objects, old: Path, new: Path) -> None:
+    """What cannot be asked now is no reason not to train: uploads will say so."""
+    try:
+        claims.inherit(Bucket(objects.url, objects.options), old, new)
+    except ArgosyError as failure:
+        _LOG.warning("%s: %s", objects.url, failure.what)
 
 
 def _peers_of(directory: Path, policy: Checkpoints) -> Peers | None:

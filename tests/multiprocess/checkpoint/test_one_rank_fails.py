@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -111,12 +112,12 @@ def test_ranks_that_save_different_steps_are_told_so(ranks, tmp_path, is_beside)
         return [save(checkpointer, 5 + rank, is_beside), save(checkpointer, 7, is_beside)]
 
     first, second = results_of(ranks(2, body))
-    assert second == ["MismatchError: rank 1 saves step 6, rank 0 step 5", "done"]
+    assert second == ["OtherStep: rank 1 saves step 6, rank 0 step 5", "done"]
     assert first == [
         "PartnerRefused: rank 1 has failed: rank 1 saves step 6, rank 0 step 5",
         "done",
     ]
-    left = sorted(name for name in os.listdir(tmp_path / "store") if "step" in name)
+    left = [name for name in os.listdir(tmp_path / "store") if re.match(r"step|\.staging", name)]
     assert left == ["step-000000007"]
 
 
@@ -125,12 +126,13 @@ def test_ranks_that_load_different_steps_are_told_so(ranks, tmp_path):
         checkpointer = joined(tmp_path / "store")
         said = [save(checkpointer, step, False) for step in (1, 2)]
         state = {"model": torch.nn.Linear(4, 4)}
-        said.append(said_by(lambda: checkpointer.load(state, 1 + rank)))
-        return [*said, said_by(lambda: checkpointer.load(state, 2))]
+        steps = (1 + rank, 2 if rank else None, 2)
+        return said + [said_by(partial(checkpointer.load, state, step)) for step in steps]
 
     for one in results_of(ranks(2, body)):
-        assert one[2] == "MismatchError: rank 1 loads step 2, rank 0 step 1"
-        assert one[3] == "done"
+        assert one[2] == "OtherStep: rank 1 loads step 2, rank 0 step 1"
+        assert one[3] == "OtherStep: rank 1 loads step 2, rank 0 the newest step"
+        assert one[4] == "done"
 
 
 def test_a_directory_that_is_taken_away_before_a_rank_has_opened_it_is_a_partner_s_failure(
@@ -152,6 +154,20 @@ def test_a_directory_that_is_taken_away_before_a_rank_has_opened_it_is_a_partner
     assert first[0].startswith("ConfigError: x is a object")
     assert re.match(r"Partner(Failed|Refused): ", second[0])
     assert first[1] == second[1] == "done"
+
+
+def test_a_rank_that_dies_with_its_snapshot_is_raised_by_who_is_left(ranks, tmp_path):
+    def body(rank):
+        checkpointer = joined(tmp_path / "store")
+        if rank == 1:
+            Background._hand_over = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        handle = checkpointer.save(1, {"x": torch.ones(3)}, wait=False)
+        handle.settle()
+        return said_by(checkpointer.close)
+
+    first, second = results_of(ranks(2, body))
+    assert second == {"status": 9}
+    assert first == "PartnerLost: rank 1 has ended before it had done its part"
 
 
 def test_a_failure_of_one_rank_costs_the_save_that_it_is_raised_by_and_no_more(ranks, tmp_path):

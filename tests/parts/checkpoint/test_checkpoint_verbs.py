@@ -102,7 +102,7 @@ def test_verify_does_not_call_a_newer_format_damaged(store):
     manifest.write_bytes(manifest.read_bytes().replace(b'"version":1', b'"version":9', 1))
     code, out, _ = argosy("verify", store, "--all")
     assert code == 64
-    assert "step 4: not known: this program cannot read it\n" in out
+    assert "step 4: not known: it cannot be read\n" in out
     assert "version 9" in out
     assert "damaged" not in out
     flip_a_bit(store, 3)

@@ -8,8 +8,11 @@ import shutil
 import pytest
 import torch
 
-from argosy.checkpoint import Checkpointer, Writing
+from argosy.checkpoint import Checkpointer, Keep, Writing
+from argosy.checkpoint.cleaning import clean
+from argosy.checkpoint.commits import Store
 from argosy.checkpoint.directio import Files
+from argosy.checkpoint.listings import Listing
 from argosy.errors import ArgosyError, CheckpointDamaged, ConfigError, HomeError, NotFoundError
 
 
@@ -283,6 +286,23 @@ def test_a_step_that_has_become_whole_again_is_not_replaced(store, wait):
         checkpointer.save(2, state, wait=wait).wait()
     assert loaded_step(store).step == 2
     assert not [name for name in os.listdir(store) if name.startswith(".damaged")]
+
+
+def test_what_retention_cannot_read_just_now_is_not_noted_to_be_damaged(store):
+    listing = Listing(store, files=Unreadable())
+    report = listing.verify(2)
+    assert report.is_unreadable
+    assert not report.is_good
+    cleaned = clean(Store(store), listing, Keep(last=1))
+    assert (cleaned.verified, cleaned.removed) == (1, [])
+    assert not [name for name in os.listdir(store) if name.startswith(".damaged")]
+    (store / ".damaged-000000002").touch()
+    with (
+        Checkpointer(store, writing=Writing(files=Unreadable())) as checkpointer,
+        pytest.raises(HomeError, match="cannot be read now"),
+    ):
+        checkpointer.save(2, {"user": tensors(2), "note": ""})
+    assert loaded_step(store).step == 2
 
 
 class Small(Files):

@@ -234,6 +234,19 @@ def test_another_save_of_the_step_is_refused_and_untouched(far, tmp_path):
     assert before == after
 
 
+def test_a_run_that_goes_on_elsewhere_inherits_the_prefix_once(far, tmp_path):
+    far.push(1)
+    bucket = far.remote.bucket
+    claims.claim(bucket, far.disk, "a")
+    for name in ("b", "c"):
+        claims.inherit(bucket, far.disk, tmp_path / name)
+    claims.claim(bucket, tmp_path / "b", "b")
+    claims.claim(bucket, tmp_path / "b", "b")
+    for run, store in (("c", tmp_path / "c"), ("a", far.disk)):
+        with pytest.raises(ConfigError, match="is uploaded into by the run 'b'"):
+            claims.claim(bucket, store, run)
+
+
 def test_another_run_is_refused_before_a_byte_is_sent(far, tmp_path):
     far.push(1)
     with pytest.raises(ConfigError, match="is uploaded into by another run"):

@@ -516,7 +516,9 @@ def test_steps_of_numpy_are_steps_and_a_file_is_no_store(tmp_path):
 def test_state_of_another_kind_of_optimizer_is_noticed(tmp_path, caplog):
     model = torch.nn.Linear(2, 2)
     checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(1, {"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    saved = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.OneCycleLR(saved, 1.0, 10)
+    checkpointer.save(1, {"model": model, "optimizer": saved})
     checkpointer.load({"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
     assert "of another kind" not in caplog.text
     checkpointer.load({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
@@ -565,6 +567,8 @@ def test_values_that_lie_about_an_optimizer_are_damage_and_the_older_step_is_loa
         with pytest.raises(CheckpointDamaged, match="makes no sense under 'mine'"):
             checkpointer.load({"mine": PerRank(0)}, 2)
         assert checkpointer.load(state).step == 1
+        checkpointer.save(2, state)  # in its place: its bytes are right, and mean nothing
+        assert checkpointer.load(state).step == 2
 
 
 def test_tensors_in_dicts_have_the_shape_that_was_saved_or_none_yet(tmp_path):

@@ -35,6 +35,8 @@ def test_a_metric_that_no_checkpoint_has_is_no_rule():
     assert removed(held, Keep(best="los")) == []
     assert removed(held, Keep(last=1, best="los")) == [1, 2]
     assert retention.is_unrated(held, Keep(best="los"))
+    odd = Known(step=2, metrics={"loss": 1.0}, is_damaged=True)
+    assert removed([*known(1), odd, *known(3)], Keep(best="loss")) == []
     assert not retention.is_unrated(held, Keep(best="loss"))
     assert not retention.is_unrated(held, Keep(last=1))
 

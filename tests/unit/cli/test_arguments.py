@@ -42,6 +42,8 @@ def test_values_may_be_attached(text):
         "checkpoint export store 50 --out --json",
         "checkpoint pin store 50 --why --jsno",
         "run --name -n 4 a.py",
+        "run --name -n4 a.py",
+        "run --name -h",
     ],
 )
 def test_an_option_is_no_value_of_the_one_before(text):

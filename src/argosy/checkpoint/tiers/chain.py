@@ -19,7 +19,7 @@ from argosy.checkpoint.peers.recalls import PeerListing
 from argosy.checkpoint.tiers import claims
 from argosy.checkpoint.tiers.remotes import RemoteListing
 from argosy.checkpoint.tiers.settings import Objects
-from argosy.checkpoint.turns import Turn
+from argosy.checkpoint.turns import OtherStep, Turn
 from argosy.errors import ArgosyError, HomeError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
@@ -34,6 +34,19 @@ class Hop(msgspec.Struct, frozen=True):
 
     step: int
     source: Tier = "disk"
+
+
+class _Opening(msgspec.Struct, frozen=True):
+    """What each says before a load."""
+
+    step: int | None
+    hops: list[Hop]
+    """Of the first alone."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return "the newest step" if self.step is None else f"step {self.step}"
 
 
 def order(steps: Mapping[Tier, Sequence[int]], odd: Collection[int] = ()) -> list[Hop]:
@@ -88,11 +101,16 @@ class Chain:
         self, step: int | None, turn: Turn, *, is_first: bool, more_seconds: float
     ) -> list[Hop]:
         """As the first rank sees them, in all members of a group: a listing may differ from host to host. That rank may have waited for so long before."""
-        if step is not None and self.is_disk_alone:
-            return [Hop(step)]
-        found = self.hops(step) if is_first else []
-        said = turn.agree(msgspec.json.encode(found), more_seconds=more_seconds)
-        return msgspec.json.decode(said[0], type=list[Hop])
+        opening = _Opening(step, self.hops(step) if is_first else [])
+        told = turn.agree(msgspec.json.encode(opening), more_seconds=more_seconds)
+        said = [msgspec.json.decode(one, type=_Opening) for one in told]
+        for rank, other in enumerate(said):
+            if other.step != said[0].step:
+                raise OtherStep(
+                    f"rank {rank} loads {other.words}, rank 0 {said[0].words}",
+                    fix="load the same step on all ranks",
+                )
+        return said[0].hops
 
     def listing_of(self, hop: Hop) -> Listing:
         """Where a hop leads."""

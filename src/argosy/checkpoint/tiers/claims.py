@@ -23,8 +23,8 @@ from argosy.errors import ConfigError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
 _WRITERS = "writers"
-_HEIR = "heir"
-"""In the identity's file of a store that has it from another: the run may have another name."""
+_HEIR = "heir of "
+"""In the file of an identity that a store has from another, with the number of that one's claim: the first claim after it may be of a run of another name."""
 _ATTEMPTS = 5
 _LOOK_SECONDS = 0.1
 
@@ -55,18 +55,23 @@ def adopt(bucket: Bucket, store: Path) -> None:
     claim, _ = newest(bucket)
     if claim is not None and claim.store:
         store.mkdir(parents=True, exist_ok=True)
-        _write(store / names.IDENTITY, f"{claim.store}\n{_HEIR}")
+        _write(store / names.IDENTITY, claim.store)
 
 
-def inherit(old: Path, new: Path) -> None:
-    """A run that goes on with another one's checkpoints in a directory of its own also goes on with what that one has uploaded."""
-    if (old / names.IDENTITY).exists() and not (new / names.IDENTITY).exists():
+def inherit(bucket: Bucket, old: Path, new: Path) -> None:
+    """A run that goes on with another one's checkpoints in a directory of its own also goes on with what that one has uploaded: as long as nobody else has, and once."""
+    if not (old / names.IDENTITY).exists() or (new / names.IDENTITY).exists():
+        return
+    last, number = newest(bucket)
+    if last is not None and last.store == identity_of(old):
         new.mkdir(parents=True, exist_ok=True)
-        _write(new / names.IDENTITY, f"{identity_of(old)}\n{_HEIR}")
+        _write(new / names.IDENTITY, f"{last.store}\n{_HEIR}{number}")
 
 
-def _is_heir(store: Path) -> bool:
-    return _HEIR in (store / names.IDENTITY).read_text(encoding="utf-8").split("\n")[1:]
+def _is_heir(store: Path, number: int) -> bool:
+    """Of the claim with this number."""
+    lines = (store / names.IDENTITY).read_text(encoding="utf-8").splitlines()
+    return lines[1:] == [f"{_HEIR}{number}"]
 
 
 def owner_if_foreign(bucket: Bucket, store: Path, *, has_steps: bool) -> str:
@@ -84,7 +89,9 @@ def claim(bucket: Bucket, store: Path, run: str) -> int:
     for _ in range(_ATTEMPTS):
         last, number = newest(bucket)
         is_other_run = last is not None and bool(run and last.run and run != last.run)
-        if last is not None and (last.store != mine or (is_other_run and not _is_heir(store))):
+        if last is not None and (
+            last.store != mine or (is_other_run and not _is_heir(store, number))
+        ):
             raise ConfigError(
                 f"{bucket.url} is uploaded into by {_who(last)}",
                 fix="give each run a prefix of its own; to go on with that run here, load from it into an empty directory",
@@ -93,6 +100,8 @@ def claim(bucket: Bucket, store: Path, run: str) -> int:
             store=mine, run=run, host=socket.gethostname(), pid=os.getpid(), since=time.time()
         )
         if bucket.create(_path(number + 1), msgspec.json.encode(record)):
+            if is_other_run:
+                _write(store / names.IDENTITY, mine)
             bucket.remove([_path(old) for old in range(max(1, number - 2), number)])
             return number + 1
     raise ConfigError(

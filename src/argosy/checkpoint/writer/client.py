@@ -408,7 +408,9 @@ def error_of(failed: Failed) -> ArgosyError:
     """The error that the writer met, as this process raises it."""
     if failed.kind == LOST:
         return WriterLost(failed.what, fix=failed.fix)
-    if failed.kind in (boards.PartnerFailed.__name__, boards.PartnerLost.__name__):
+    if failed.kind == boards.PartnerLost.__name__:
+        return boards.PartnerLost(failed.rank)
+    if failed.kind == boards.PartnerFailed.__name__:
         return boards.PartnerFailed(failed.what, fix=failed.fix)
     return processes.error_named(failed.kind, failed.what, failed.fix)
 

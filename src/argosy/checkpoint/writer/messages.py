@@ -122,6 +122,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     kind: str
     what: str
     fix: str = ""
+    rank: int = -1
+    """That was lost, if one was."""
 
 
 Said = Hello | Memory | Job | Ask

@@ -14,6 +14,7 @@ import time
 import traceback
 
 from argosy.checkpoint import names, sockets
+from argosy.checkpoint.boards import PartnerLost
 from argosy.checkpoint.slots import SnapshotSlot
 from argosy.checkpoint.writer import jobs, messages
 from argosy.checkpoint.writer.memories import JobMemory, LentMemory, StagedMemory
@@ -174,7 +175,9 @@ class _Rank:
             crc = jobs.carry_out(job, memory, pace, self._has_left.is_set)
         except ArgosyError as failure:
             kind = type(failure).__name__
-            return Failed(number=job.number, kind=kind, what=failure.what, fix=failure.fix)
+            rank = failure.rank if isinstance(failure, PartnerLost) else -1
+            what, fix = failure.what, failure.fix
+            return Failed(number=job.number, kind=kind, what=what, fix=fix, rank=rank)
         except Exception:  # noqa: BLE001 - the last resort of the process: the rank must hear of it
             return Failed(number=job.number, kind="", what=traceback.format_exc(limit=8))
         finally:
