@@ -1,6 +1,9 @@
 """Several processes agree on what has not changed, on when to save and on what goes; replicas that differ are not mixed."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
-from argosy.checkpoint import Checkpointer, Objects, groups
+from argosy.checkpoint import Checkpointer, groups
 from argosy.checkpoint.retention import Keep
-from argosy.errors import ArgosyError, TimedOut
 
 pytestmark = pytest.mark.multiprocess
 
@@ -73,42 +75,21 @@ def test_ranks_link_what_none_of_them_changed_and_never_mix_replicas(ranks, tmp_
     assert [name for name in os.listdir(path) if Path(name).suffix == ".json"] == []
 
 
-def test_ranks_load_their_parts_from_an_object_store_and_fail_together(ranks, tmp_path):
-    objects = Objects(f"file://{tmp_path}/far")
-    nowhere = Objects(f"file://{tmp_path}/nowhere")
-
-    def does_not_answer(prefix=""):
-        raise TimedOut("nowhere cannot be listed", fix="wait")
-
-    def body(rank):
-        model = Net(rank, 2)
-        first = groups.of_process(seconds=20)
-        with Checkpointer(tmp_path / "disk", group=first, objects=objects) as checkpointer:
-            checkpointer.save(1, {"model": model}, streams=False)
-        with torch.no_grad():
-            model.base.to_local().zero_()
-        second = groups.of_process(seconds=20)
-        second.agree(b"uploaded")
-        checkpointer = Checkpointer(tmp_path / "new", group=second, objects=objects)
-        loaded = checkpointer.load({"model": model}, streams=False)
-        where, total = loaded.where, float(model.base.to_local().sum())
-        alone = Checkpointer(
-            tmp_path / "none", group=groups.of_process(seconds=20), objects=nowhere
-        )
-        if rank == 0:
-            alone._chain.remote.bucket.list = does_not_answer
-        try:
-            alone.load({"model": model}, streams=False)
-        except ArgosyError as failure:
-            return where, total, type(failure).__name__, failure.what
-        return None
-
-    results = ranks(2, body)
-    assert [one.get("error") for one in results] == [None, None], results
-    whole = torch.arange(300 * 64.0).reshape(300, 64)
-    for rank, one in enumerate(results):
-        where, total, kind, what = one["result"]
-        assert where == objects.url
-        assert total == float(whole.chunk(2, dim=1)[rank].sum())
-        assert kind == ("TimedOut" if rank == 0 else "PartnerRefused")
+def test_ranks_load_their_parts_from_an_object_store_and_fail_together(tmp_path):
+    program = Path(__file__).parents[1] / "programs" / "object_store_ranks.py"
+    commands = [[sys.executable, str(program), str(rank), "2", str(tmp_path)] for rank in range(2)]
+    started = [
+        subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for one in commands
+    ]
+    try:
+        ended = [one.communicate(timeout=240) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    assert [one.returncode for one in started] == [0, 0], ended
+    for (out, _), failed in zip(ended, ("TimedOut", "PartnerRefused"), strict=True):
+        is_far, is_right, kind, what = json.loads(out)
+        assert is_far
+        assert is_right
+        assert kind == failed
         assert "cannot be listed" in what
