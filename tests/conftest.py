@@ -4,6 +4,8 @@ import ctypes
 import mmap
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,29 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(number) is signal.SIG_IGN:
         is_interrupt = number is signal.SIGINT
         signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+
+
+def _has_stopped(pid):
+    """All its threads."""
+    try:
+        stats = [one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except FileNotFoundError:
+        return False  # one of them was about to end
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
+@pytest.fixture
+def halt():
+    """Stop a process by SIGSTOP, and wait until it has: a thread that runs goes on for some milliseconds on a virtual machine."""
+
+    def halted(pid):
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        while not _has_stopped(pid):
+            assert time.monotonic() < deadline, f"process {pid} runs on"
+            time.sleep(0.001)
+
+    return halted
 
 
 @pytest.fixture(params=["native", loader.WITHOUT])

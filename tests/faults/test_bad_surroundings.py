@@ -168,11 +168,11 @@ def drop_head(disk):
 
 
 @pytest.mark.parametrize("part", ["keeper", "agent", "controller"])
-def test_a_stopped_part_is_named_by_every_command_that_needs_it(cluster, part):
+def test_a_stopped_part_is_named_by_every_command_that_needs_it(cluster, part, halt):
     run = cluster.detach("--", "sleep", "600")
     pids = cluster.wait_running(run, 1)
     stopped = cluster.pids()[part]
-    os.kill(stopped, signal.SIGSTOP)
+    halt(stopped)
     try:
         ghost = cluster.start("run", "--name", "ghost", "--env", "NEW=1", "--", "true")
         stop = cluster.start("stop", run)
@@ -190,11 +190,11 @@ def test_a_stopped_part_is_named_by_every_command_that_needs_it(cluster, part):
     assert "ghost" not in cluster.argosy("ps", "--all").stdout
 
 
-def test_down_by_force_ends_a_cluster_of_which_everything_is_stopped(cluster):
+def test_down_by_force_ends_a_cluster_of_which_everything_is_stopped(cluster, halt):
     run = cluster.detach("--", "sleep", "600")
     pids = [*cluster.wait_running(run, 1), *cluster.pids().values()]
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
     refused = cluster.argosy("down", check=False)
     assert refused.returncode == 69
     assert "kill -CONT" in refused.stderr
@@ -202,10 +202,10 @@ def test_down_by_force_ends_a_cluster_of_which_everything_is_stopped(cluster):
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_a_stopped_rank_is_stopped_for_good(shared):
+def test_a_stopped_rank_is_stopped_for_good(shared, halt):
     run = shared.detach("--", "sleep", "600")
     (pid,) = shared.wait_running(run, 1)
-    os.kill(pid, signal.SIGSTOP)
+    halt(pid)
     shared.argosy("stop", run)
     assert not is_alive(pid)
     assert shared.view(run)["outcome"] == "stopped"

@@ -94,7 +94,9 @@ def test_what_both_had_handed_over_is_waited_for(generation, tmp_path):
     assert wait_gone(path, 10)
 
 
-def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(generation, tmp_path, monkeypatch):
+def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(
+    generation, tmp_path, monkeypatch, halt
+):
     monkeypatch.setattr(checkpointer, "PATIENT_SECONDS", 2.0)
     path, told = tmp_path / "store", tmp_path / "told"
 
@@ -111,7 +113,7 @@ def test_what_a_writer_that_hangs_has_of_them_is_not_waited_for(generation, tmp_
             while not told.exists():
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
-            os.kill(slow._deliveries.writer.writer_pid, signal.SIGSTOP)
+            halt(slow._deliveries.writer.writer_pid)
         killed()
 
     def goes_on(rank):

@@ -142,14 +142,14 @@ def test_a_killed_writer_is_the_handle_s_error_and_the_next_save_has_another(tmp
     assert wait_gone(tmp_path, 10)
 
 
-def test_a_writer_that_hangs_is_the_handle_s_error_when_its_time_is_over(tmp_path, arena):
+def test_a_writer_that_hangs_is_the_handle_s_error_when_its_time_is_over(tmp_path, arena, halt):
     x, hold = large(arena, 1), held(arena)
     brief = Writing(bytes_per_second=24e6, deadline_seconds=2.0)
     with Checkpointer(tmp_path, writing=brief) as checkpointer:
         handle = checkpointer.save_lent(1, {"x": x}, loan_of(arena, hold))
         handle.wait("staged", timeout=30)
         pid = checkpointer._deliveries.writer.writer_pid
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
         try:
             with pytest.raises(WriterLost, match=f"{pid} has said nothing for . s") as caught:
                 handle.wait(timeout=60)
@@ -336,7 +336,7 @@ def test_a_stop_does_not_wait_for_a_writer_that_hangs_and_loses_no_step(argosy, 
 
 
 def test_a_writer_that_hangs_is_killed_by_the_next_save_which_has_another(
-    tmp_path, arena, monkeypatch, caplog
+    tmp_path, arena, monkeypatch, caplog, halt
 ):
     monkeypatch.setattr(client, "_ANSWER_SECONDS", 1.0)
     x = large(arena, 1)
@@ -344,7 +344,7 @@ def test_a_writer_that_hangs_is_killed_by_the_next_save_which_has_another(
         handle = checkpointer.save_lent(1, {"x": x}, loan_of(arena))
         handle.wait("staged", timeout=30)
         pid = checkpointer._deliveries.writer.writer_pid
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
         assert ask(tmp_path, 0.1) is None
         checkpointer.give_writer_up()
         with pytest.raises(WriterLost, match=f"{pid} hangs") as caught:
@@ -361,7 +361,7 @@ def test_a_writer_that_hangs_is_killed_by_the_next_save_which_has_another(
 
 
 def test_a_writer_that_is_silent_and_does_not_answer_is_killed_and_gives_back_what_it_holds(
-    tmp_path, arena, monkeypatch
+    tmp_path, arena, monkeypatch, halt
 ):
     monkeypatch.setattr(client, "_START_SECONDS", 1.0)
     monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.5)
@@ -371,7 +371,7 @@ def test_a_writer_that_is_silent_and_does_not_answer_is_killed_and_gives_back_wh
         handle.wait("staged", timeout=30)
         os.close(hold)
         pid = checkpointer._deliveries.writer.writer_pid
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
         with pytest.raises(WriterLost, match=f"{pid} has ended in the middle"):
             handle.wait(timeout=60)
         os.close(held(arena))
@@ -379,13 +379,13 @@ def test_a_writer_that_is_silent_and_does_not_answer_is_killed_and_gives_back_wh
 
 
 def test_a_writer_that_hangs_before_it_has_a_job_is_killed_and_gives_back_what_it_was_given(
-    tmp_path, arena, monkeypatch
+    tmp_path, arena, monkeypatch, halt
 ):
     x = large(arena, 1)
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save_lent(1, {"x": x}, loan_of(arena)).wait(timeout=60)
         pid = checkpointer._deliveries.writer.writer_pid
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
         monkeypatch.setattr(client, "_START_SECONDS", 1.0)
         hold = held(arena)
         handle = checkpointer.save_lent(2, {"x": x}, loan_of(arena, hold))

@@ -122,13 +122,13 @@ def test_two_runs_at_once_bring_up_one_cluster(fresh):
     assert len(fresh.json("ps", "--all")["runs"]) == 3
 
 
-def test_stale_sockets_of_a_dead_cluster_are_no_obstacle(fresh):
+def test_stale_sockets_of_a_dead_cluster_are_no_obstacle(fresh, halt):
     pids = fresh.json("up")["pids"]
     run = fresh.detach("--", "sleep", "600")
     (process,) = fresh.wait_running(run)
     for part in ("keeper", "controller", "agent"):
         # The keeper first would be replaced by the others; all at once is a crash of the machine's user session.
-        os.kill(pids[part], signal.SIGSTOP)
+        halt(pids[part])
     for part in ("keeper", "controller", "agent"):
         os.kill(pids[part], signal.SIGKILL)
     assert fresh("run", "--", "sh", "-c", "echo again").stdout == "again\n"

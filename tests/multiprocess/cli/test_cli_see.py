@@ -165,7 +165,7 @@ def test_stop_ends_the_whole_tree_even_what_left_the_session(argosy, tmp_path):
     assert not status.exists() or "State:\tZ" in status.read_text()
 
 
-def test_stacks_group_like_ranks_and_show_the_odd_one_first_even_with_the_gil_held(argosy):
+def test_stacks_group_like_ranks_and_show_the_odd_one_first_even_with_the_gil_held(argosy, halt):
     script = argosy.script(
         "stand.py",
         "import os, time\n"
@@ -181,7 +181,7 @@ def test_stacks_group_like_ranks_and_show_the_odd_one_first_even_with_the_gil_he
     assert groups[0].startswith("[1] 1 of 3 in spin")
     assert groups[1].startswith("[0,2] 2 of 3 in wait")
     (pid,) = (p["pid"] for p in argosy.processes(run) if p["rank"] == 0)
-    os.kill(pid, signal.SIGSTOP)
+    halt(pid)
     stopped = argosy("stacks", f"{run}/train/0").stdout
     assert "wait" in stopped
     assert "stopped by a signal" in stopped

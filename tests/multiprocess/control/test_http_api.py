@@ -1,7 +1,6 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import time
 import urllib.error
@@ -22,10 +21,6 @@ def wait_until(condition, what):
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
     return value
-
-
-def state_of(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def raw(path, request):
@@ -321,7 +316,7 @@ def test_a_command_is_started_beside_a_process(cluster):
         cluster.get("/v1/exec/none")
 
 
-def test_stacks_of_a_sleeping_and_of_a_stopped_python_process(cluster, tmp_path):
+def test_stacks_of_a_sleeping_and_of_a_stopped_python_process(cluster, tmp_path, halt):
     script = tmp_path / "sleeper.py"
     script.write_text(
         "import time\ndef deep():\n    print('in', flush=True)\n    time.sleep(1000)\ndeep()\n"
@@ -330,8 +325,7 @@ def test_stacks_of_a_sleeping_and_of_a_stopped_python_process(cluster, tmp_path)
     run = cluster.submit({"main": role})
     wait_until(lambda: len(cluster.lines(run)) == 2, "both sleep")
     processes = cluster.processes(run)
-    os.kill(processes[1]["pid"], signal.SIGSTOP)
-    wait_until(lambda: state_of(processes[1]["pid"]) == "T", "it has stopped")
+    halt(processes[1]["pid"])
     stacks = cluster.get(f"/v1/runs/{run}/stacks")["stacks"]
     assert [stack["index"] for stack in stacks] == [0, 1]
     for stack in stacks:

@@ -77,13 +77,13 @@ def test_processes_outlive_the_death_of_agent_and_controller(cluster, parts):
     assert set(exits_and_starts(cluster, run).values()) == {1}
 
 
-def test_what_ends_while_nobody_looks_is_in_the_log_once(cluster, tmp_path):
+def test_what_ends_while_nobody_looks_is_in_the_log_once(cluster, tmp_path, halt):
     gate = tmp_path / "gate"
     script = f"while [ ! -e {gate} ]; do sleep 0.02; done; exit 5"
     run = cluster.submit({"main": {"command": ["sh", "-c", script]}})
     cluster.wait_state(run, "running")
     pids = cluster.pids()
-    os.kill(pids["agent"], signal.SIGSTOP)
+    halt(pids["agent"])
     os.kill(pids["controller"], signal.SIGKILL)
     gate.touch()
     os.kill(pids["agent"], signal.SIGKILL)
@@ -128,13 +128,13 @@ def test_keeper_and_agent_dead_at_once_are_replaced_by_the_controller(
     assert not is_alive(first["pid"])
 
 
-def test_everything_dead_at_once_comes_back_with_the_next_command(cluster):
+def test_everything_dead_at_once_comes_back_with_the_next_command(cluster, halt):
     role = {"command": ["sleep", "1000"], "restart": "permanent"}
     run = cluster.submit({"main": role}, service=True)
     (first,) = cluster.wait_state(run, "running")
     pids = cluster.pids()
     for part in ("keeper", "agent", "controller"):
-        os.kill(pids[part], signal.SIGSTOP)
+        halt(pids[part])
     for part in ("keeper", "agent", "controller"):
         os.kill(pids[part], signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, pids.values())), "all of them are gone")

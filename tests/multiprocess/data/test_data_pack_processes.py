@@ -75,14 +75,14 @@ def test_packing_gives_equal_bytes_in_parallel_and_after_kills(folder):
     assert not (folder / "b.bin.partial").exists()
 
 
-def test_two_packers_of_one_file_do_not_meet(folder):
+def test_two_packers_of_one_file_do_not_meet(folder, halt):
     held = subprocess.Popen([*PACK, "--out", "c.bin", "--workers", "1"], cwd=folder)
     try:
         deadline = time.monotonic() + 30
         while not list((folder / "c.bin.partial").glob("*.json")):
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        held.send_signal(signal.SIGSTOP)
+        halt(held.pid)
         second = subprocess.run(
             [*PACK, "--out", "c.bin"],
             cwd=folder,

@@ -100,13 +100,13 @@ def test_what_a_peer_posted_before_it_ended_counts(memory):
         waits.wait(address + PONG, 1, peers=waits.Peers([pidfd]), deadline=soon())
 
 
-def test_a_stopped_peer_is_waited_for_until_the_deadline_and_no_longer(memory):
+def test_a_stopped_peer_is_waited_for_until_the_deadline_and_no_longer(memory, halt):
     address, _ = memory
     program = f"waits.post(base + {READY}, 1); wait(base + {PING}, 1); waits.post(base + {PONG}, 1)"
     with child(memory, program) as (process, pidfd):
         peers = waits.Peers([pidfd], ranks=[1])
         waits.wait(address + READY, 1, peers=peers, deadline=soon())
-        process.send_signal(signal.SIGSTOP)
+        halt(process.pid)
         waits.post(address + PING, 1)
         with pytest.raises(TimedOut, match="for ranks 1"):
             waits.wait(address + PONG, 1, peers=peers, deadline=soon(0.3))

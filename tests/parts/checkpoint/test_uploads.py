@@ -149,7 +149,9 @@ def test_a_killed_upload_process_is_started_again_and_goes_on(tmp_path, far):
     assert remote(far).verify(1).faults == []
 
 
-def test_an_upload_process_that_hangs_is_killed_and_another_goes_on(tmp_path, far, monkeypatch):
+def test_an_upload_process_that_hangs_is_killed_and_another_goes_on(
+    tmp_path, far, monkeypatch, halt
+):
     monkeypatch.setattr(uploader_module, "_LATE_SECONDS", 0.5)
     with Checkpointer(tmp_path / "disk") as checkpointer:
         for step in (1, 2):
@@ -159,10 +161,10 @@ def test_an_upload_process_that_hangs_is_killed_and_another_goes_on(tmp_path, fa
     uploader = Uploader(tmp_path / "disk", "", objects, told.append)
     uploader.offer(1)
     uploader.wait(30)
-    os.kill(uploader.statistics()["process"], signal.SIGSTOP)
+    halt(uploader.statistics()["process"])
     uploader.offer(2)
     uploader.wait(60)
-    os.kill(uploader.statistics()["process"], signal.SIGSTOP)
+    halt(uploader.statistics()["process"])
     uploader.close()
     assert [(type(one), one.step) for one in told] == [(Uploaded, 1), (Uploaded, 2)]
     assert remote(far).steps() == [1, 2]

@@ -131,8 +131,10 @@ class WriterClient:
         """The writer has not said that it has a job. One that hangs is killed: what it was given lies in its socket, and nobody else would ever connect to it."""
         with self._lock:
             self._jobs.pop(job.number, None)  # who asked hears of it here
-        _shut(link)  # the next save has another connection
-        pid = self._writer_pid
+            if self._link is link:
+                self._link = None  # the next save has another connection
+            pid = self._writer_pid
+        _shut(link)  # whoever listens sees the end, and closes it
         if ask(self._store) is None and end_hung(self._store) == pid:
             return WriterLost(
                 f"the writer process {pid} did not answer: it was killed", fix=_SAVE_AGAIN
@@ -284,7 +286,7 @@ class WriterClient:
                 self._listened = None
             if self._link is link:
                 self._link = None
-                link.close()
+            link.close()
             left = {number: one for number, one in self._jobs.items() if one.link is link}
             for number in left:
                 del self._jobs[number]
