@@ -394,7 +394,7 @@ def _load(
         ) as checkpointer:
             loaded = checkpointer.load({KEY: stored}, streams=False)
         if loaded is not None:
-            if policy.objects is not None and directory != own:
+            if policy.objects is not None:
                 _inherit(policy.objects, directory / FOLDER, own / FOLDER)
             return loaded
     return None

@@ -234,17 +234,68 @@ def test_another_save_of_the_step_is_refused_and_untouched(far, tmp_path):
     assert before == after
 
 
-def test_a_run_that_goes_on_elsewhere_inherits_the_prefix_once(far, tmp_path):
+@pytest.mark.parametrize("runs", [("a", "b", "c"), ("", "", "")])
+def test_a_run_that_goes_on_elsewhere_inherits_the_prefix_once(far, tmp_path, runs):
     far.push(1)
     bucket = far.remote.bucket
-    claims.claim(bucket, far.disk, "a")
-    for name in ("b", "c"):
-        claims.inherit(bucket, far.disk, tmp_path / name)
-    claims.claim(bucket, tmp_path / "b", "b")
-    claims.claim(bucket, tmp_path / "b", "b")
-    for run, store in (("c", tmp_path / "c"), ("a", far.disk)):
-        with pytest.raises(ConfigError, match="is uploaded into by the run 'b'"):
+    a, b, c = (far.disk, tmp_path / "b", tmp_path / "c")
+    claims.claim(bucket, a, runs[0])
+    for heir in (b, c):
+        claims.inherit(bucket, a, heir)
+    claims.claim(bucket, b, runs[1])
+    claims.claim(bucket, b, runs[1])
+    for run, store in ((runs[2], c), (runs[0], a)):
+        assert claims.owner_if_foreign(bucket, store, has_steps=True)
+        with pytest.raises(ConfigError, match="is uploaded into by"):
             claims.claim(bucket, store, run)
+    assert not claims.owner_if_foreign(bucket, b, has_steps=True)
+
+
+def test_an_heir_that_uploaded_nothing_hands_on_what_it_may_take(far, tmp_path):
+    bucket = far.remote.bucket
+    claims.claim(bucket, far.disk, "a")
+    claims.inherit(bucket, far.disk, tmp_path / "b")
+    claims.inherit(bucket, tmp_path / "b", tmp_path / "b")
+    claims.inherit(bucket, tmp_path / "b", tmp_path / "c")
+    assert claims.claim(bucket, tmp_path / "c", "c") == 2
+    with pytest.raises(ConfigError, match="is uploaded into by the run 'c'"):
+        claims.claim(bucket, tmp_path / "b", "b")
+
+
+def test_a_run_may_go_on_in_place_under_another_name(far):
+    bucket = far.remote.bucket
+    claims.claim(bucket, far.disk, "a")
+    with pytest.raises(ConfigError, match="is uploaded into by the run 'a'"):
+        claims.claim(bucket, far.disk, "b")
+    claims.inherit(bucket, far.disk, far.disk)
+    assert claims.claim(bucket, far.disk, "b") == 2
+    with pytest.raises(ConfigError, match="is uploaded into by the run 'b'"):
+        claims.claim(bucket, far.disk, "a")
+
+
+def test_an_heir_is_noted_while_the_store_is_away(far, tmp_path, monkeypatch):
+    bucket = far.remote.bucket
+    claims.claim(bucket, far.disk, "a")
+
+    def away(prefix):
+        raise TimedOut("the object store does not answer", fix="wait")
+
+    for old, new in ((far.disk, tmp_path / "b"), (tmp_path / "b", tmp_path / "b")):
+        with monkeypatch.context() as patch:
+            patch.setattr(bucket, "list", away)
+            with pytest.raises(TimedOut):
+                claims.inherit(bucket, old, new)
+    assert claims.claim(bucket, tmp_path / "b", "b") == 2
+    with pytest.raises(ConfigError, match="is uploaded into by the run 'b'"):
+        claims.claim(bucket, far.disk, "a")
+
+
+def test_a_store_that_adopts_a_prefix_may_be_of_a_run_of_another_name(far, tmp_path):
+    bucket = far.remote.bucket
+    claims.claim(bucket, far.disk, "a")
+    claims.adopt(bucket, tmp_path / "b")
+    assert claims.claim(bucket, tmp_path / "b", "b") == 2
+    assert claims.identity_of(tmp_path / "b") != claims.identity_of(far.disk)
 
 
 def test_another_run_is_refused_before_a_byte_is_sent(far, tmp_path):

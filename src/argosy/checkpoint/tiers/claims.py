@@ -1,7 +1,8 @@
 """Whose a prefix is: each session that uploads there takes the next number, and only the highest may go on.
 
-Two runs that were given one prefix by mistake are told so before a byte is sent. A run that goes on elsewhere from what it loaded there keeps it: the
-store on disk takes the identity of the prefix, or of the store that it was resumed from. Needs nothing of the store but puts that create. No torch.
+Two runs that were given one prefix by mistake are told so before a byte is sent. A run that goes on elsewhere from what was uploaded there is its heir: its
+store notes whose claim it takes over, and from its first claim on the prefix is another's to whoever had it. Needs nothing of the store but puts that create.
+No torch.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import msgspec
 from argosy.checkpoint import names
 from argosy.checkpoint.directio import disk_error
 from argosy.checkpoint.tiers.buckets import Bucket
-from argosy.errors import ConfigError, TimedOut
+from argosy.errors import ArgosyError, ConfigError, TimedOut
 
 _LOG = logging.getLogger("argosy.checkpoint")
 _WRITERS = "writers"
 _HEIR = "heir of "
-"""In the file of an identity that a store has from another, with the number of that one's claim: the first claim after it may be of a run of another name."""
+"""The second line of an identity's file: the identity and, where it is known, the number of the claim that the store may take over."""
 _ATTEMPTS = 5
 _LOOK_SECONDS = 0.1
 
@@ -41,67 +42,66 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 def identity_of(store: Path) -> str:
     """What names a store on disk; made when it is first asked for."""
-    path = store / names.IDENTITY
-    try:
-        return path.read_text(encoding="utf-8").partition("\n")[0]
-    except FileNotFoundError:
-        return _write(path, secrets.token_hex(8))
-    except OSError as failure:
-        raise disk_error(failure, f"{path} cannot be read")
+    return _identity(store)[0]
 
 
 def adopt(bucket: Bucket, store: Path) -> None:
-    """A store goes on with what was uploaded there: it takes the identity of the prefix."""
-    claim, _ = newest(bucket)
-    if claim is not None and claim.store:
+    """A store goes on with what was uploaded there."""
+    last, number = newest(bucket)
+    if last is not None and last.store:
         store.mkdir(parents=True, exist_ok=True)
-        _write(store / names.IDENTITY, claim.store)
+        _write(store, identity_of(store), f"{last.store} {number}")
 
 
 def inherit(bucket: Bucket, old: Path, new: Path) -> None:
-    """A run that goes on with another one's checkpoints in a directory of its own also goes on with what that one has uploaded: as long as nobody else has, and once."""
-    if not (old / names.IDENTITY).exists() or (new / names.IDENTITY).exists():
+    """A run that goes on with another one's checkpoints, or its own under another name, also goes on with what was uploaded of them: unless somebody else has meanwhile.
+
+    Where the store cannot be asked, that is raised when it is noted all the same.
+    """
+    if not (old / names.IDENTITY).exists() or (old != new and (new / names.IDENTITY).exists()):
         return
-    last, number = newest(bucket)
-    if last is not None and last.store == identity_of(old):
-        new.mkdir(parents=True, exist_ok=True)
-        _write(new / names.IDENTITY, f"{last.store}\n{_HEIR}{number}")
-
-
-def _is_heir(store: Path, number: int) -> bool:
-    """Of the claim with this number."""
-    lines = (store / names.IDENTITY).read_text(encoding="utf-8").splitlines()
-    return lines[1:] == [f"{_HEIR}{number}"]
+    new.mkdir(parents=True, exist_ok=True)
+    (theirs, heir), mine = _identity(old), identity_of(new)
+    try:
+        last, number = newest(bucket)
+    except ArgosyError:
+        _write(new, mine, heir or theirs)
+        raise
+    if last is not None and last.store == theirs:
+        _write(new, mine, f"{theirs} {number}")
+    elif last is not None and heir in _names(last, number):
+        # It was an heir itself, and has uploaded nothing.
+        _write(new, mine, heir)
 
 
 def owner_if_foreign(bucket: Bucket, store: Path, *, has_steps: bool) -> str:
     """Which other run the prefix belongs to; nothing when it is this store's or nobody's, or when the store is new and may go on with it."""
-    found, _ = newest(bucket)
+    found, number = newest(bucket)
     is_new = not has_steps and not (store / names.IDENTITY).exists()
-    if found is None or is_new or found.store == identity_of(store):
+    if found is None or is_new:
         return ""
-    return _who(found)
+    mine, heir = _identity(store)
+    return "" if found.store == mine or heir in _names(found, number) else _who(found)
 
 
 def claim(bucket: Bucket, store: Path, run: str) -> int:
     """Be the one session that uploads there; the number to show at each commit. ConfigError names the other run."""
-    mine = identity_of(store)
+    mine, heir = _identity(store)
     for _ in range(_ATTEMPTS):
         last, number = newest(bucket)
-        is_other_run = last is not None and bool(run and last.run and run != last.run)
-        if last is not None and (
-            last.store != mine or (is_other_run and not _is_heir(store, number))
-        ):
-            raise ConfigError(
-                f"{bucket.url} is uploaded into by {_who(last)}",
-                fix="give each run a prefix of its own; to go on with that run here, load from it into an empty directory",
-            )
+        if last is not None and heir not in _names(last, number):
+            is_same_run = not run or not last.run or run == last.run
+            if last.store != mine or not is_same_run:
+                raise ConfigError(
+                    f"{bucket.url} is uploaded into by {_who(last)}",
+                    fix="give each run a prefix of its own; to go on with that run here, load from it into an empty directory",
+                )
         record = Claim(
             store=mine, run=run, host=socket.gethostname(), pid=os.getpid(), since=time.time()
         )
         if bucket.create(_path(number + 1), msgspec.json.encode(record)):
-            if is_other_run:
-                _write(store / names.IDENTITY, mine)
+            if heir:
+                _write(store, mine)
             bucket.remove([_path(old) for old in range(max(1, number - 2), number)])
             return number + 1
     raise ConfigError(
@@ -180,15 +180,33 @@ def _number_of(path: str) -> int:
     return int(stem) if stem.isdigit() and len(stem) == 9 else 0
 
 
-def _write(path: Path, text: str) -> str:
-    """Whole or not at all, and durable."""
+def _names(claim: Claim, number: int) -> tuple[str, str]:
+    """By which an heir knows a claim."""
+    return claim.store, f"{claim.store} {number}"
+
+
+def _identity(store: Path) -> tuple[str, str]:
+    """A store's own, made when there is none, and the claim that it may take over, or nothing."""
+    path = store / names.IDENTITY
+    try:
+        own, _, more = path.read_text(encoding="utf-8").partition("\n")
+    except FileNotFoundError:
+        return _write(store, secrets.token_hex(8)), ""
+    except OSError as failure:
+        raise disk_error(failure, f"{path} cannot be read")
+    return own, more.strip().removeprefix(_HEIR) if more.startswith(_HEIR) else ""
+
+
+def _write(store: Path, own: str, heir: str = "") -> str:
+    """Whole or not at all, and durable; the identity."""
+    path = store / names.IDENTITY
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         with open(beside, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+            file.write(f"{own}\n" + (f"{_HEIR}{heir}\n" if heir else ""))
             file.flush()
             os.fsync(file.fileno())
         os.rename(beside, path)
     except OSError as failure:
         raise disk_error(failure, f"{path} cannot be written")
-    return text
+    return own
