@@ -154,6 +154,7 @@ def decoded(
     known = existing or {}
 
     def fetch(word: str, name: str) -> Any:
+        opened.check_leaf(word, name)
         if word == "$bytes":
             book.read.add(name)
             return opened.tensor(name).read().numpy().tobytes()

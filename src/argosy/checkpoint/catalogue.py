@@ -13,7 +13,7 @@ from argosy.checkpoint import names, signatures
 from argosy.checkpoint.directio import FILES, Files
 from argosy.checkpoint.listings import Listing, check_step
 from argosy.checkpoint.opened import Opened
-from argosy.checkpoint.trees import ValuesDamaged
+from argosy.checkpoint.trees import ValuesUnfit
 from argosy.errors import CheckpointDamaged
 
 
@@ -29,16 +29,11 @@ class Catalogue(Listing):
         self._keys = [signatures.read_public(one) for one in public_keys]
 
     def mark_damaged(self, step: int, failure: CheckpointDamaged) -> None:
-        """Note that a step was read and is not whole; one that may only be signed by somebody else is not judged."""
-        if not self._keys and (self.path / names.step_name(step)).exists():
+        """Note that a step was read and is not whole; one that may only be signed by somebody else, or be of another state, is not judged."""
+        is_judged = not self._keys and not isinstance(failure, ValuesUnfit)
+        if is_judged and (self.path / names.step_name(step)).exists():
             with contextlib.suppress(OSError):  # a store that can only be read
-                why = names.VALUES if isinstance(failure, ValuesDamaged) else ""
-                (self.path / names.damaged_name(step)).write_text(why, encoding="utf-8")
-
-    def is_whole(self, step: int) -> bool | None:
-        """Whether every byte of a step is right; None when it cannot be read."""
-        report = self.verify(step, is_brief=True)
-        return None if report.is_unreadable else report.is_good
+                (self.path / names.damaged_name(step)).touch()
 
     def open(self, step: int, source: Listing | None = None) -> Opened:
         """A checkpoint, of another listing when one is given; NotFoundError names those that are there."""

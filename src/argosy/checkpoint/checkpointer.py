@@ -506,7 +506,7 @@ class Checkpointer:
 
     def _opened_store(self) -> Store:
         if self._store is None:
-            self._store = Store(self.path, files=self._files, is_whole=self.catalogue.is_whole)
+            self._store = Store(self.path, files=self._files)
         return self._store
 
     def _lock(self) -> None:

@@ -82,18 +82,24 @@ def clean(
     verify: Callable[[int], Report] | None = None,
     is_dry: bool = False,
     held: Callable[[], Collection[int]] | None = None,
+    newest: int | None = None,
 ) -> Cleaned:
-    """Remove what the rules let go, after a newer one was read and found right; `is_dry` only says what would go."""
+    """Remove what the rules let go, after a newer one was read and found right; `is_dry` only says what would go.
+
+    `newest` is the step that was just committed. What lies above it is of a session that went further, and was not gone on from: it stays, and lets nothing go.
+    """
     found = Cleaned()
     known, found.damaged = survey(listing, held() if held is not None else ())
     if known and retention.is_unrated(known, keep):
         _LOG.warning("%s: %s", listing.path, _no_metric(known, keep))
     now, free = time.time(), store.free_bytes()
-    if retention.wants_verified(known, keep, now=now, free_bytes=free):
+    # The newest first.
+    usable = [one for one in reversed(known) if newest is None or one.step <= newest]
+    if usable and retention.wants_verified(known, keep, usable[0].step, now=now, free_bytes=free):
         found.verified = _prove(
-            listing, known, verify or listing.verify, found.damaged, is_dry=is_dry
+            listing, usable, verify or listing.verify, found.damaged, is_dry=is_dry
         )
-    if found.verified is None:
+    if found.verified is None or found.verified not in listing.steps():
         return found
     planned = retention.plan(known, keep, {found.verified}, now=now, free_bytes=free)
     sizes = {one.step: one.num_bytes for one in known}
@@ -119,9 +125,9 @@ def check_metric(listing: Listing, keep: Keep) -> None:
 
 
 def _no_metric(known: list[Known], keep: Keep) -> str:
-    metrics = sorted({name for one in known for name in one.metrics})
+    metrics = sorted({name for one in known for name in one.metrics if not one.is_damaged})
     there = f"; there are {', '.join(metrics)}" if metrics else ""
-    return f"no checkpoint has the metric {keep.best!r}{there}"
+    return f"no whole checkpoint has the metric {keep.best!r}{there}"
 
 
 def collect(store: Store, listing: Listing, *, is_dry: bool = False) -> Cleaned:
@@ -138,14 +144,14 @@ def collect(store: Store, listing: Listing, *, is_dry: bool = False) -> Cleaned:
 
 def _prove(
     listing: Listing,
-    known: list[Known],
+    usable: list[Known],
     verify: Callable[[int], Report],
     damaged: list[str],
     *,
     is_dry: bool,
 ) -> int | None:
-    """The newest whose every byte is right."""
-    for one in sorted(known, key=lambda one: -one.step):
+    """The first of them whose every byte is right."""
+    for one in usable:
         report = verify(one.step)
         mark = listing.path / names.damaged_name(one.step)
         if report.is_good:
@@ -179,6 +185,7 @@ class Cleaner:
         self._keep = None if keep is None else retention.check(keep)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._newest: int | None = None
         self.last: Cleaned | None = None
         self.failure: ArgosyError | None = None
         self.stuck: list[str] = []
@@ -217,11 +224,14 @@ class Cleaner:
             before.join()
         try:
             if step is not None:
+                self._newest = step
                 # A checkpoint that is not whole is found, and told, by retention.
                 with contextlib.suppress(CheckpointDamaged):
                     self._compare(step)
             if self._keep is not None:
-                self.last = clean(store, self._listing, self._keep, held=self._held)
+                self.last = clean(
+                    store, self._listing, self._keep, held=self._held, newest=self._newest
+                )
             self.failure = None
         except ArgosyError as failure:
             # Training goes on with more checkpoints than wanted; the next save tries again.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from argosy.checkpoint import checksums, directio, names, tables
 from argosy.checkpoint.directio import FILES, Files
+from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.lives import is_alive
 from argosy.checkpoint.manifests import FileRecord
 from argosy.checkpoint.names import Kind
@@ -34,17 +35,9 @@ def _nothing() -> None:
 class Store:
     """A directory of checkpoints, opened for saving."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        files: Files = FILES,
-        is_whole: Callable[[int], bool | None] = lambda _: False,
-    ) -> None:
-        """`is_whole` reads a step of which bytes are noted to be damaged once more before a new save takes its place; None when it cannot."""
+    def __init__(self, path: Path, *, files: Files = FILES) -> None:
         self.path = path
         self._files = files
-        self._is_whole = is_whole
         self._lock: int | None = None
         self._locked_by = 0
         """The process that gives the lock back to all, unless it is lent."""
@@ -132,17 +125,15 @@ class Store:
             self.remove(step)
 
     def _prove_damaged(self, step: int) -> None:
-        mark = self.path / names.damaged_name(step)
-        if mark.read_text(encoding="utf-8").strip() == names.VALUES:
-            return  # its bytes are those that were written, and mean nothing
-        is_whole = self._is_whole(step)
+        """By reading it once more."""
+        is_whole = Listing(self.path, files=self._files).is_whole(step)
         if is_whole is None:
             raise HomeError(
                 f"step {step} of {self.path} is noted to be damaged, and cannot be read now",
                 fix="look at the disk, or save another step",
             )
         if is_whole:
-            mark.unlink(missing_ok=True)
+            (self.path / names.damaged_name(step)).unlink(missing_ok=True)
             self.check_absent(step)
 
     def _is_replaceable(self, step: int) -> bool:

@@ -74,6 +74,15 @@ class Folder:
         data = fetches.read_bytes(stored, 0, stored.size, files=self.files)
         return trees.read(data, f"{stored.name} of {self.path.name}")
 
+    def check_values(self) -> None:
+        """Everything that is no tensor can be decoded, and names tensors that are there; CheckpointDamaged otherwise."""
+        trees.decode(self.trees(), self.check_leaf)
+
+    def check_leaf(self, word: str, name: str) -> None:
+        """What stands for a tensor names one that is there."""
+        if self.manifest.aliases.get(name, name) not in self.manifest.tensors:
+            raise CheckpointDamaged(f"{names.VALUES} has {word} {name!r}, which is not there")
+
     def stored(self, name: str) -> Stored:
         """A file, open and of the right size."""
         found = self._open.get(name)

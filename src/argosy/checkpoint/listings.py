@@ -156,7 +156,7 @@ class Listing:
         progress: Progress | None = None,
         is_brief: bool = False,
     ) -> Report:
-        """Read every byte of a checkpoint and compare it with the manifest; headers too. `is_brief`: up to the first file with a fault."""
+        """Read every byte of a checkpoint and compare it with the manifest; headers and values too. `is_brief`: up to the first file with a fault."""
         report = Report(step=step)
         try:
             folder = self.folder(step)
@@ -166,6 +166,11 @@ class Listing:
         with folder:
             verify_folder(folder, report, threads=threads, progress=progress, is_brief=is_brief)
         return report
+
+    def is_whole(self, step: int) -> bool | None:
+        """Whether every byte of a step is right; None when it cannot be read."""
+        report = self.verify(step, is_brief=True)
+        return None if report.is_unreadable else report.is_good
 
     def newest_verified(self) -> int | None:
         """The newest step whose every byte is right; None when there is none."""
@@ -197,7 +202,7 @@ def verify_folder(
     progress: Progress | None = None,
     is_brief: bool = False,
 ) -> None:
-    """Every byte of every file; what is wrong goes into the report."""
+    """Every byte of every file, and what is no tensor makes sense; what is wrong goes into the report."""
     for name in sorted(folder.manifest.files):
         try:
             with folder.naming_tensors():
@@ -208,6 +213,8 @@ def verify_folder(
             report.bytes_read += statistics.bytes_read
             if name.endswith(names.SUFFIX):
                 check_header(folder, name)
+            if name == folder.manifest.values:
+                folder.check_values()
         except ArgosyError as failure:
             report.add(failure)
             if is_brief:

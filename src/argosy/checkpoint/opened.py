@@ -40,6 +40,7 @@ class Opened(Folder):
             )
 
         def fetch(word: str, name: str) -> Any:
+            self.check_leaf(word, name)
             tensor = self.tensor(name).read()
             if word == "$tensor":
                 return tensor

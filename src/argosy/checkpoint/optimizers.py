@@ -16,7 +16,7 @@ from argosy.checkpoint.books import Book, decoded
 from argosy.checkpoint.captures import Later, Leaves, NotTaken, Taken
 from argosy.checkpoint.guards import Members, members_of
 from argosy.checkpoint.opened import Opened
-from argosy.checkpoint.trees import ValuesDamaged
+from argosy.checkpoint.trees import ValuesUnfit
 from argosy.errors import ConfigError, MismatchError
 from argosy.move.placements import buffers, is_dtensor, like
 
@@ -81,7 +81,7 @@ class OptimizerState:
                 fix=f"save under the same keys, or leave the optimizer out of the load; one that was imported without names: open(step).value({self._key!r})",
             )
         if not _is_whole(tree):
-            raise ValuesDamaged(
+            raise ValuesUnfit(
                 f"{names.VALUES} of {opened.path.name} makes no sense under {self._key!r}",
                 fix="use another checkpoint",
             )

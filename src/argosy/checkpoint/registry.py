@@ -22,7 +22,7 @@ from argosy.checkpoint.modules import ModuleState
 from argosy.checkpoint.names import VALUES
 from argosy.checkpoint.opened import Opened
 from argosy.checkpoint.optimizers import OptimizerState
-from argosy.checkpoint.trees import ValuesDamaged
+from argosy.checkpoint.trees import ValuesUnfit
 from argosy.errors import ConfigError, MismatchError
 from argosy.move.placements import Pieces
 
@@ -114,7 +114,7 @@ class TreeState:
     def _own_of(self, tree: Any, rank: int, opened: Opened) -> Any:
         name = f"rank-{rank:05d}"
         if tree is not None and not isinstance(tree, dict):
-            raise ValuesDamaged(
+            raise ValuesUnfit(
                 f"{VALUES} of {opened.path.name} makes no sense under {self._key!r}",
                 fix="use another checkpoint",
             )
@@ -153,7 +153,7 @@ class StreamsState(TreeState):
         try:
             return super().finish()
         except _NO_STATE as failure:
-            raise ValuesDamaged(
+            raise ValuesUnfit(
                 f"the random streams that were saved make no sense: {failure}",
                 fix="load with streams=False, or another checkpoint",
             )

@@ -81,9 +81,10 @@ def check(keep: Keep) -> Keep:
     return keep
 
 
-def wants_verified(known: Sequence[Known], keep: Keep, *, now: float, free_bytes: int) -> bool:
+def wants_verified(
+    known: Sequence[Known], keep: Keep, newest: int, *, now: float, free_bytes: int
+) -> bool:
     """Whether anything would go if the newest were verified: only then it is worth reading it."""
-    newest = max((one.step for one in known), default=-1)
     return bool(plan(known, keep, {newest}, now=now, free_bytes=free_bytes))
 
 

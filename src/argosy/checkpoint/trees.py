@@ -25,8 +25,8 @@ _PLAIN = (str, bool, int, type(None))
 _NAMED = ("$tensor", "$array", "$bytes")
 
 
-class ValuesDamaged(CheckpointDamaged):
-    """Every byte is as it was written, and makes no sense."""
+class ValuesUnfit(CheckpointDamaged):
+    """Every byte is as it was written, and makes no sense to the state that it is loaded into: to another it may."""
 
 
 def encode(value: Any, store: Store, path: str = "", depth: int = 0) -> Any:
@@ -118,7 +118,7 @@ def _decode_word(word: str, content: Any, fetch: Fetch) -> Any:
         if word == "$complex":
             return complex(*(decode(one, fetch) for one in content))
     except (TypeError, ValueError):
-        raise ValuesDamaged(f"{names.VALUES} has {word} of {content!r}")
+        raise CheckpointDamaged(f"{names.VALUES} has {word} of {content!r}")
     if word in _NAMED and isinstance(content, str):
         return fetch(word, content)
     raise ConfigError(
@@ -158,7 +158,7 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or _depth(found) > 4 * names.MOST_DEPTH:
-        raise ValuesDamaged(f"{what} is no JSON object", fix="use another checkpoint")
+        raise CheckpointDamaged(f"{what} is no JSON object", fix="use another checkpoint")
     return found
 
 

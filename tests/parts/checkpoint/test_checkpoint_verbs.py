@@ -153,7 +153,7 @@ def test_cleaning_up_counts_whole_ones_alone(store):
 def test_a_metric_that_no_checkpoint_has_is_refused_and_nothing_goes(store):
     code, _, err = argosy("gc", store, "--best", "los")
     assert code == 64
-    assert "no checkpoint has the metric 'los'; there are loss" in err
+    assert "no whole checkpoint has the metric 'los'; there are loss" in err
     assert Checkpointer(store).steps() == [1, 2, 3, 4]
 
 

@@ -8,6 +8,7 @@ import torch
 from argosy.checkpoint import Checkpointer, Writing, signatures
 from argosy.checkpoint.diffs import diff
 from argosy.checkpoint.directio import SPARE_BYTES, Files
+from argosy.checkpoint.listings import Listing
 from argosy.checkpoint.retention import Keep
 from argosy.cli.app import main
 from argosy.errors import CheckpointDamaged, ConfigError, HomeError
@@ -235,3 +236,15 @@ def test_signed_checkpoints_are_trusted_and_others_are_not(tmp_path):
     manifest.write_bytes(other.read_bytes())
     with pytest.raises(CheckpointDamaged):
         reader.open(2)
+
+
+def test_a_save_below_what_was_not_gone_on_from_stays_and_so_does_that(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        for step in (10, 20, 30):
+            checkpointer.save(step, {"x": step})
+    listing = Listing(tmp_path)
+    with Checkpointer(tmp_path, keep=Keep(last=1)) as checkpointer:
+        for step, rest in ((25, [25, 30]), (26, [26, 30]), (31, [31])):
+            checkpointer.save(step, {"x": step})
+            checkpointer.cleaner.wait()
+            assert listing.steps() == rest

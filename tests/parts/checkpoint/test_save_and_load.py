@@ -567,8 +567,29 @@ def test_values_that_lie_about_an_optimizer_are_damage_and_the_older_step_is_loa
         with pytest.raises(CheckpointDamaged, match="makes no sense under 'mine'"):
             checkpointer.load({"mine": PerRank(0)}, 2)
         assert checkpointer.load(state).step == 1
-        checkpointer.save(2, state)  # in its place: its bytes are right, and mean nothing
-        assert checkpointer.load(state).step == 2
+        # To another state it may make sense.
+        with pytest.raises(ConfigError, match="never overwritten"):
+            checkpointer.save(2, state)
+        assert checkpointer.load({"mine": 0}).values["mine"] == 7
+
+
+def test_values_that_nobody_can_decode_are_damage_and_a_new_save_takes_their_place(
+    tmp_path, monkeypatch
+):
+    for step, tree in enumerate(
+        ({"$float": "no"}, {"$items": 3}, {"a": [{"$tensor": "elsewhere"}]}), 2
+    ):
+        store = tmp_path / str(step)
+        with Checkpointer(store) as checkpointer:
+            checkpointer.save(1, {"x": 1})
+            with monkeypatch.context() as patch:
+                patch.setattr("argosy.checkpoint.trees.encode", lambda value, *_, tree=tree: tree)
+                checkpointer.save(step, {"x": 1}, streams=False)
+            (fault,) = checkpointer.catalogue.verify(step).faults
+            assert "extra.json has $" in fault
+            assert checkpointer.load({"x": 0}).step == 1
+            checkpointer.save(step, {"x": step})
+            assert checkpointer.load({"x": 0}).values["x"] == step
 
 
 def test_tensors_in_dicts_have_the_shape_that_was_saved_or_none_yet(tmp_path):

@@ -36,7 +36,7 @@ class Hop(msgspec.Struct, frozen=True):
     source: Tier = "disk"
 
 
-class _Opening(msgspec.Struct, frozen=True):
+class _Opening(msgspec.Struct, frozen=True, kw_only=True):
     """What each says before a load."""
 
     step: int | None
@@ -101,7 +101,7 @@ class Chain:
         self, step: int | None, turn: Turn, *, is_first: bool, more_seconds: float
     ) -> list[Hop]:
         """As the first rank sees them, in all members of a group: a listing may differ from host to host. That rank may have waited for so long before."""
-        opening = _Opening(step, self.hops(step) if is_first else [])
+        opening = _Opening(step=step, hops=self.hops(step) if is_first else [])
         told = turn.agree(msgspec.json.encode(opening), more_seconds=more_seconds)
         said = [msgspec.json.decode(one, type=_Opening) for one in told]
         for rank, other in enumerate(said):

@@ -16,7 +16,7 @@ from argosy.checkpoint.records import Outline
 from argosy.checkpoint.shares import Duty
 from argosy.errors import ProtocolError
 
-VERSION = 4
+VERSION = 5
 _HEAD = struct.Struct("<QB")
 _MOST_BYTES = 1 << 30
 _MOST_DESCRIPTORS = 16
