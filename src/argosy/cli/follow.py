@@ -33,8 +33,9 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before = signal.signal(signal.SIGINT, lambda *_: None)
+        # In this order: one that comes between the two counts twice rather than not at all.
         self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._before = signal.signal(signal.SIGINT, lambda *_: None)
 
     def fileno(self) -> int:
         """For select."""

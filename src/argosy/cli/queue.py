@@ -10,7 +10,8 @@ from argosy.cli.arguments import Arguments
 from argosy.cli.connection import Controller, connect, describe_end
 from argosy.cli.paint import Paint, render_table, size
 from argosy.cli.program import read_program
-from argosy.cli.run import print_handles, submit_program
+from argosy.cli.run import leave_alone, print_handles, submit_program
+from argosy.cli.shield import Shield
 from argosy.control.home import open_cluster
 from argosy.errors import NotFoundError
 
@@ -35,7 +36,10 @@ def add(arguments: Arguments) -> int:
     """Submit a run that waits in the queue; prints the ids and returns."""
     program = read_program(arguments)
     program.spec["queued"] = True
-    print_handles(submit_program(program, open_cluster()), arguments)
+    shield = Shield()
+    handles = submit_program(program, open_cluster(), shield)
+    print_handles(handles, arguments)
+    leave_alone(handles, shield)
     return 0
 
 

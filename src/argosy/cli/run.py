@@ -28,21 +28,22 @@ def run(arguments: Arguments) -> int:
     """Submit and follow; the exit code is the first cause's."""
     program = read_program(arguments)
     cluster = open_cluster()
-    handles = submit_program(program, cluster)
+    shield = Shield()
+    handles = submit_program(program, cluster, shield)
     warn_of_input()
     if arguments.get("detach") or program.spec.get("service") or len(handles) != 1:
         print_handles(handles, arguments)
+        leave_alone(handles, shield)
         return 0
-    return follow(handles[0], cluster, program.spec, arguments)
+    return follow(handles[0], cluster, program.spec, arguments, shield)
 
 
-def submit_program(program: Program, cluster: Cluster) -> list[RunHandle]:
-    """Hand it to the cluster, which is started if need be."""
+def submit_program(program: Program, cluster: Cluster, shield: Shield) -> list[RunHandle]:
+    """Hand it to the cluster, which is started if need be. Until the shield is lifted Ctrl-C stops what was made."""
     submission = describe_shell(program.spec, env=program.env)
     if program.secrets:
         submission["secrets"] = program.secrets
     _warn_of_lost_variables(submission["env"])
-    shield = Shield()
     progress = Progress()
     with progress.during("submitting the run"):
         handles = send(
@@ -52,11 +53,17 @@ def submit_program(program: Program, cluster: Cluster) -> list[RunHandle]:
             on_start=lambda: progress.begin("starting the cluster"),
         )
     if shield.num_interrupts:
+        leave_alone(handles, shield)
+    return handles
+
+
+def leave_alone(handles: list[RunHandle], shield: Shield) -> None:
+    """Lift the shield: from here on somebody looks after the runs, or nobody is to. KeyboardInterrupt, and they are stopped, when Ctrl-C came before."""
+    if shield.lift():
         for handle in handles:
             handle.stop(hard=True, reason="Ctrl-C")
             sys.stderr.write(f"argosy: run {handle.run} stopped: Ctrl-C\n")
         raise KeyboardInterrupt
-    return handles
 
 
 def print_handles(handles: list[RunHandle], arguments: Arguments) -> None:
@@ -68,7 +75,13 @@ def print_handles(handles: list[RunHandle], arguments: Arguments) -> None:
             print(handle.run)
 
 
-def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments: Arguments) -> int:
+def follow(
+    handle: RunHandle,
+    cluster: Cluster,
+    spec: dict[str, Any],
+    arguments: Arguments,
+    shield: Shield,
+) -> int:
     """Stay with the run until it ends; the exit code of this command."""
     client = ControllerClient(cluster)
     view = _expected_view(handle, spec, cluster.runs)
@@ -76,12 +89,14 @@ def follow(handle: RunHandle, cluster: Cluster, spec: dict[str, Any], arguments:
     if any(role.get("tty") for role in spec["roles"].values()) and sys.stdin.isatty():
         from argosy.cli.attach import attach_to_new
 
+        leave_alone([handle], shield)
         return attach_to_new(handle, client)
     from argosy.cli.follow import DETACHED, Follower
     from argosy.cli.output import choose_output
 
     is_json = bool(arguments.get("json"))
     follower = Follower(client, view, choose_output(view, is_json=is_json))
+    leave_alone([handle], shield)
     end = follower.follow(tied=bool(spec.get("tied")))
     if is_json:
         print(json.dumps(end or handle.view()))

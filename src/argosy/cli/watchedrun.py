@@ -18,7 +18,8 @@ from typing import Any
 from argosy.cli.app import find_verb
 from argosy.cli.arguments import parse
 from argosy.cli.program import read_program
-from argosy.cli.run import submit_program
+from argosy.cli.run import leave_alone, submit_program
+from argosy.cli.shield import Shield
 from argosy.control.asking import ControllerClient
 from argosy.control.home import Cluster
 from argosy.errors import ClusterError
@@ -45,7 +46,10 @@ class WatchedRun:
 
     def __init__(self, cluster: Cluster, words: list[str]) -> None:
         verb, rest = find_verb(["run", "--tied", *words])
-        self.handle = submit_program(read_program(parse(verb, rest)), cluster)[0]
+        shield = Shield()
+        handles = submit_program(read_program(parse(verb, rest)), cluster, shield)
+        leave_alone(handles, shield)
+        self.handle = handles[0]
         self.directory = Path(cluster.runs) / self.handle.run
         self.members: dict[str, Member] = {}
         """Every start of a rank, by attempt, in order."""

@@ -10,6 +10,7 @@ import pytest
 from argosy.cli import run
 from argosy.cli.announce import announce_start, announce_success, warn_of_input
 from argosy.cli.program import Program
+from argosy.cli.shield import Shield
 
 
 class Screen(io.StringIO):
@@ -93,5 +94,5 @@ def test_only_a_cluster_that_is_started_is_said_to_be(monkeypatch, is_up):
 
     monkeypatch.setattr(run, "Progress", Line)
     monkeypatch.setattr(run, "send", send)
-    run.submit_program(Program({"roles": {}}, {}, {}), None)
+    run.submit_program(Program({"roles": {}}, {}, {}), None, Shield())
     assert said == ["submitting the run", *([] if is_up else ["starting the cluster"])]
