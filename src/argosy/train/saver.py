@@ -37,6 +37,7 @@ from argosy.checkpoint.writer.watch import HURRIED_SECONDS, WriterWatch
 from argosy.errors import ArgosyError, GenerationChanged, TimedOut
 from argosy.move.versions import Versions
 from argosy.train.checkpoints import Checkpoints
+from argosy.train.lineage import Lineage
 from argosy.train.memories import Hold, Memories, Version
 from argosy.train.storedstate import KEY, StoredVersion
 
@@ -96,6 +97,7 @@ class Saver:
         self.checkpointer.reports.tells_run = False
         self._record = Record(self.path, earlier=resumed and Path(resumed) / FOLDER)
         self._is_over = False
+        self._lineage = Lineage(self.path)
         self._schedule = Schedule(Interval(Failures(self._record.read())), Group(0, 1))
         self._owner = owner
         self._most_seconds = kept.writing.deadline_seconds
@@ -110,6 +112,8 @@ class Saver:
 
     def tend(self, step: int, is_first: Callable[[], bool]) -> None:
         """At the beginning of a turn: begin a save if it is time, this is the rank to do it, and none is under way."""
+        if not self._turns:
+            self._lineage.begin(step, self.checkpointer.steps())
         self._turns += 1
         if self._policy is not None and step and self._is_due(step) and is_first():
             self._begin()
@@ -146,11 +150,6 @@ class Saver:
         self._is_over = True
         self._record.end()
 
-    def has(self, step: int) -> bool:
-        """Whether a step is saved, and not known to be damaged."""
-        is_damaged = (self.path / names.damaged_name(step)).exists()
-        return not is_damaged and (self.path / names.step_name(step) / names.MANIFEST).exists()
-
     def wait(self) -> None:
         """Until no save is under way."""
         if self._thread is not None:
@@ -168,7 +167,7 @@ class Saver:
         watch = self._wait_watching()
         began = busy_at = time.monotonic()
         while (step := self._committed()) and time.monotonic() - busy_at < _WAIT_SECONDS:
-            if self.has(step):
+            if self._lineage.has(step):
                 self.end()
                 return self.path / names.step_name(step)
             if is_turn() or time.monotonic() - began > _TURN_SECONDS:
@@ -233,6 +232,8 @@ class Saver:
     def _is_due(self, step: int) -> bool:
         if self.is_saving:
             return False
+        if self._lineage.is_taken(step):
+            return False  # the next step has a name of its own
         policy = self._policy
         assert policy is not None
         if policy.every is not None:
@@ -244,7 +245,7 @@ class Saver:
     def _newest(self) -> int:
         """The newest step that was saved, or tried to."""
         if self._last is None:
-            self._last = max(filter(self.has, self.checkpointer.steps()), default=0)
+            self._last = max(filter(self._lineage.has, self.checkpointer.steps()), default=0)
         return self._last
 
     def _begin(self) -> None:
@@ -343,7 +344,7 @@ class Saver:
             self.listener(event)
 
     def _lend(self, loan: Loan, hold: Hold, stored: StoredVersion) -> None:
-        if self.has(stored.step):
+        if self._lineage.has(stored.step):
             return
         handle = self.checkpointer.save_lent(
             stored.step,
@@ -359,7 +360,7 @@ class Saver:
             raise
 
     def _write(self, stored: StoredVersion) -> Path:
-        if not self.has(stored.step):
+        if not self._lineage.has(stored.step):
             self.checkpointer.save(
                 stored.step,
                 {KEY: stored},

@@ -17,6 +17,7 @@ from argosy.checkpoint.schedules import Schedule
 from argosy.checkpoint.sessions import Record
 from argosy.train import saver
 from argosy.train.checkpoints import Checkpoints
+from argosy.train.lineage import Lineage
 from argosy.train.saver import Saver
 
 PEERS = Peers(hosts=("a", "b"), host="a", keep=5)
@@ -74,6 +75,28 @@ def test_a_last_save_goes_around_a_writer_that_was_given_up(current):
     assert (version, held) == (current, hold if slot == 2 else None)
     found._let_go(version, held)
     assert pinned == {7: 1}, "the writer may be reading it still"
+
+
+def test_what_was_not_gone_on_from_counts_for_nothing_and_keeps_its_name(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        for step in (20, 30):
+            checkpointer.save(step, {"x": step})
+    found = object.__new__(Saver)
+    found.path, found.checkpointer = tmp_path, Checkpointer(tmp_path)
+    found._policy, found._thread, found._last = Checkpoints(every=10), None, None
+    found._turns, found._lineage = 0, Lineage(tmp_path)
+    begun = []
+    found._begin = lambda: begun.append(step)
+    for step in (20, 21, 29, 30, 31):
+        found.tend(step, lambda: True)
+    assert begun == [31], "not 30: nothing is written over"
+    assert found._lineage.has(20)
+    assert not found._lineage.has(30)
+    # One that is made anew is another.
+    (tmp_path / "step-000000030").rename(tmp_path / "gone")
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(30, {"x": 1})
+    assert found._lineage.has(30)
 
 
 def test_a_run_asks_peers_for_its_own_checkpoints_alone(tmp_path):
@@ -134,6 +157,7 @@ def test_a_session_is_on_record_before_its_first_step_is_there(tmp_path):
 
     found = object.__new__(Saver)
     found.path, found.listener = tmp_path, listen
+    found._lineage = Lineage(tmp_path)
     found._record, found._is_over = Record(tmp_path), False
     found._attachments = {}
     found.checkpointer = Checkpointer(tmp_path, listener=found._hear)
@@ -154,6 +178,7 @@ def test_a_copied_save_that_failed_is_said_and_costs_no_other(tmp_path):
 
     found = object.__new__(Saver)
     found.path, found.listener = tmp_path, listen
+    found._lineage = Lineage(tmp_path)
     found._record, found._is_over = Record(tmp_path), False
     found._attachments = {}
     found._schedule, found._began_at = Schedule(Interval(), Group()), 0.0
