@@ -285,7 +285,7 @@ class KeeperUnderTest:
 
 def processes_of(directory):
     """`pid command` of every live process that belongs to this directory, by mark, arguments or environment."""
-    from argosy.control.keeper.census import cluster_key, is_same_alive, look_at, mark_of
+    from argosy.control.keeper.census import cluster_key, is_same_alive, look_at, marks_of
 
     found = []
     text = str(directory).encode()
@@ -301,7 +301,11 @@ def processes_of(directory):
         seen = look_at(int(name))
         if seen is None or not is_same_alive(seen.pid, seen.start):
             continue
-        is_ours = text in words or text in environ or mark_of(int(name)).startswith(mark)
+        is_ours = (
+            text in words
+            or text in environ
+            or marks_of({seen.pid: seen})[seen.pid].startswith(mark)
+        )
         # Pytest itself and its parents have the directory in no variable of theirs.
         if is_ours and b"pytest" not in words:
             found.append(f"{name} {words.replace(bytes(1), b' ').decode(errors='replace')}")

@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from argosy.control.keeper import census
+from argosy.control.keeper.census import look_at
 
 pytestmark = pytest.mark.multiprocess
 
@@ -229,3 +233,30 @@ def test_a_keeper_whose_empty_group_was_removed_makes_it_again(keeper, agent):
     order = keeper.order("true")
     agent.spawn(order)
     assert agent.wait_event("exited", attempt=order["attempt"])["code"] == 0
+
+
+def test_who_is_just_becoming_another_program_keeps_its_mark(tmp_path):
+    """In the middle of an exec a process has no environment for a moment."""
+    script = tmp_path / "again.sh"
+    script.write_text('exec sh "$0"\n')
+    with subprocess.Popen(["sh", script], env={"ARGOSY_MARK": "k.me."}) as process:
+        try:
+            found = set()
+            for _ in range(500):
+                found |= set(census.marks_of({process.pid: look_at(process.pid)}).values())
+        finally:
+            process.kill()
+    assert found == {"k.me."}
+
+
+def test_who_has_no_environment_is_waited_for_once():
+    with subprocess.Popen(["sleep", "60"], env={}) as process:
+        try:
+            seen, bare = {process.pid: look_at(process.pid)}, set()
+            assert census.marks_of(seen, bare) == {process.pid: ""}
+            assert bare == {(process.pid, seen[process.pid].start)}
+            assert census.marks_of(seen, bare) == {process.pid: ""}
+        finally:
+            process.kill()
+    assert census.marks_of({}, bare) == {}
+    assert bare == set()

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 MARK_BYTES = 120
 _ENVIRON_BYTES = 4 << 20
+_EXEC_SECONDS = 0.2
+_PAUSE_SECONDS = 0.0005
+_KERNEL_THREAD = 0x00200000
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,13 @@ class Seen:
     session: int
     start: int
     state: str
+    is_kernels: bool = False
+    """A thread of the kernel, which has no memory of its own."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What no other process has."""
+        return self.pid, self.start
 
     @property
     def age_seconds(self) -> float:
@@ -92,6 +102,7 @@ def look_at(pid: int) -> Seen | None:
         parent=int(fields[1]),
         session=int(fields[3]),
         start=int(fields[19]),
+        is_kernels=bool(int(fields[6]) & _KERNEL_THREAD),
     )
 
 
@@ -112,13 +123,44 @@ def is_same_alive(pid: int, start: int) -> bool:
     return now is not None and now.start == start and now.is_alive
 
 
-def mark_of(pid: int) -> str:
-    """The process's ARGOSY_MARK, or nothing when it has none or may not be read."""
+def marks_of(
+    everybody: dict[int, Seen], bare: set[tuple[int, int]] | None = None
+) -> dict[int, str]:
+    """The ARGOSY_MARK of each; nothing when it has none or may not be read.
+
+    A process that is just becoming another program has no environment for a moment: it is asked again, for a while. `bare` keeps those that have none, by pid and start, from one call to the next.
+    """
+    bare = set() if bare is None else bare
+    marks: dict[int, str] = {}
+    unread = list(everybody.values())
+    deadline = time.monotonic() + _EXEC_SECONDS
+    while True:
+        empty = []
+        for process in unread:
+            environ = _environ_of(process.pid)
+            marks[process.pid] = _mark_in(environ or b"")
+            is_odd = environ is not None and not environ and process.is_alive
+            if is_odd and not process.is_kernels and process.key not in bare:
+                empty.append(process)
+        if not empty or time.monotonic() > deadline:
+            break
+        unread = empty
+        time.sleep(_PAUSE_SECONDS)
+    bare.intersection_update(one.key for one in everybody.values())
+    bare.update(one.key for one in empty)
+    return marks
+
+
+def _environ_of(pid: int) -> bytes | None:
+    """None when it may not be read, or the process has gone."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = file.read(_ENVIRON_BYTES)
+            return file.read(_ENVIRON_BYTES)
     except OSError:
-        return ""
+        return None
+
+
+def _mark_in(environ: bytes) -> str:
     for entry in environ.split(b"\0"):
         if entry.startswith(b"ARGOSY_MARK="):
             return entry[len(b"ARGOSY_MARK=") :].decode("ascii", "replace")
@@ -128,8 +170,13 @@ def mark_of(pid: int) -> str:
 class Census:
     """The processes of one moment, by what binds them together."""
 
-    def __init__(self, find: Callable[[], dict[int, Seen]] | None = None) -> None:
-        """`find` looks at those that matter; by default all do."""
+    def __init__(
+        self,
+        find: Callable[[], dict[int, Seen]] | None = None,
+        bare: set[tuple[int, int]] | None = None,
+    ) -> None:
+        """`find` looks at those that matter; by default all do. `bare` are known to have no environment."""
+        self._bare = bare
         self.at = time.monotonic()
         self.everybody = (find or look_at_all)()
         self._children: dict[int, list[int]] = {}
@@ -146,8 +193,8 @@ class Census:
     def of_mark(self, mark: str) -> list[int]:
         """Processes with this mark; all are asked for theirs by the first question."""
         if not self._marks:
-            for pid in self.everybody:
-                self._marks.setdefault(mark_of(pid), []).append(pid)
+            for pid, own in marks_of(self.everybody, self._bare).items():
+                self._marks.setdefault(own, []).append(pid)
         return self._marks.get(mark, []) if mark else []
 
     def with_descendants(self, roots: Iterable[int]) -> set[int]:
@@ -170,11 +217,12 @@ class Lookout:
         self.turn_began: Callable[[], float] = time.monotonic
         """What was seen before this moment is not good enough; by default nothing is."""
         self._last: Census | None = None
+        self._bare: set[tuple[int, int]] = set()
 
     def look(self) -> Census:
         """Who lives now, or did at the earliest when this turn began."""
         if self._last is None or self._last.at < self.turn_began():
-            self._last = Census(self._find)
+            self._last = Census(self._find, self._bare)
         return self._last
 
 

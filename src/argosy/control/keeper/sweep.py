@@ -25,7 +25,7 @@ from argosy.control.keeper.census import (
     is_same_alive,
     kill_seen,
     look_at_all,
-    mark_of,
+    marks_of,
 )
 from argosy.control.keeper.containment import processes_in, remove_tree, roots_of_cluster
 from argosy.control.keeper.records import Records
@@ -95,7 +95,8 @@ def _find_left(cluster: str, attempts: list[dict[str, Any]]) -> list[Seen]:
         if pid in everybody and everybody[pid].start == start:
             roots.add(pid)
             roots.update(census.of_session(pid))
-    roots |= {pid for pid in everybody if mark_of(pid).startswith(f"{cluster}.")}
+    marks = marks_of(everybody)
+    roots |= {pid for pid, mark in marks.items() if mark.startswith(f"{cluster}.")}
     for pid in census.with_descendants(roots - own):
         if pid in everybody and everybody[pid].is_alive:
             found[pid] = everybody[pid]
