@@ -243,11 +243,34 @@ def aborted_from_another_thread(rank, size):
     dist.all_reduce(torch.zeros(10))
 
 
+def ctrl_c_in_the_call(seconds):
+    """KeyboardInterrupt after so long, or as soon after it as this thread is inside a collective: before that nobody knows of the call."""
+
+    def once_inside(signum, frame):
+        if is_in_a_call(frame):
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+
+    signal.signal(signal.SIGALRM, once_inside)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def is_in_a_call(frame):
+    """Whether one of the routes has begun to carry out a call here."""
+    while frame is not None:
+        name = frame.f_code.co_qualname
+        if name == "TorchRoute._carry_out" or (
+            name == "NativeRoute.run" and "status" in frame.f_locals
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def interrupted(rank, size):
     """Ctrl-C reaches Python although the rank waits in native code; the others learn it."""
     if rank == VICTIM:
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        ctrl_c_in_the_call(0.3)
         dist.all_reduce(torch.zeros(10), group=dist.group.WORLD)
     elif rank == 0:
         threading.Event().wait(60)  # never comes; ended by the parent
@@ -259,8 +282,7 @@ def interrupted_early(rank, size):
     """Ctrl-C in the first moments of a wait; the call is made once more, as if it had not been begun."""
     store, tensor = dist.group.WORLD.get_group_store(), torch.ones(10)
     if rank == VICTIM:
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        ctrl_c_in_the_call(0.001)
         try:
             dist.all_reduce(tensor)
         except KeyboardInterrupt:

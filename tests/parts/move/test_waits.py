@@ -145,10 +145,14 @@ def test_handlers_of_signals_run_during_a_wait(word):
         raise Alarm
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    def wait_until_it_rings():
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        waits.wait(word, 1, deadline=soon(60.0))
+
     try:
         with pytest.raises(Alarm):
-            waits.wait(word, 1, deadline=soon(60.0))
+            wait_until_it_rings()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
